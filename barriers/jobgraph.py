@@ -388,6 +388,7 @@ class JobConfig(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
+        self._check_integers()
         positive: tuple[str, ...] = ("checkpoint_timeout_ms", "max_concurrent_checkpoints", "retained_checkpoints")
         positive += ("batch_rows_max", "channel_credit_bytes", "channel_credit_batches", "step_budget_ms", "heartbeat_interval_ms")
         positive += ("buffer_debloat_target_ms", "buffer_debloat_period_ms", "channel_credit_bytes_start", "inflight_bytes_max")
@@ -447,6 +448,14 @@ class JobConfig(msgspec.Struct, frozen=True):
             message = f"channel_credit_bytes_start must be at most channel_credit_bytes, which is {self.channel_credit_bytes}, "
             message += f"got {self.channel_credit_bytes_start}"
             raise InvalidConfigError(message, setting="channel_credit_bytes_start")
+
+    def _check_integers(self) -> None:
+        """What no message of ours can carry would fail each attempt, or each checkpoint."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and abs(value) >= 2**63:
+                shown = str(value) if abs(value) < 10**40 else "one of more than 40 digits"
+                raise InvalidConfigError(f"{name} must be a whole number below 2^63, got {shown}", setting=name)
 
     def _check_unaligned(self) -> None:
         if not self.unaligned_checkpoints:
