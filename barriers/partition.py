@@ -180,6 +180,10 @@ class SelectorPartitioner:
         return split_by_subtask(batch, subtasks_of_key_groups(groups, self._max_parallelism, self._parallelism), self._parallelism)
 
 
+ROWS_METADATA = b"holdfast.rows"
+"""Metadata of the columns of rows that a combiner made: their columns are its own, not those of the edge."""
+
+
 class Combiner(Protocol):
     """Makes fewer rows of those that one producer subtask sends over a HASH edge, before they are dealt to channels.
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch, Element, ElementEvent, Watermark
+from holdfast.barriers.partition import ROWS_METADATA
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.aggregates import state_columns
 from holdfast.operators.functions.selectors import Selector
@@ -52,7 +53,7 @@ PAUSE, PAUSE_MAX = 64, 512
 
 COUNT_COLUMN = "combined_records"
 """How many records a combined row stands for."""
-_METADATA = {b"holdfast.rows": b"combined"}
+_METADATA = {ROWS_METADATA: b"combined"}
 _TIME = np.iinfo(np.int64)
 
 Span: TypeAlias = tuple[int, int]

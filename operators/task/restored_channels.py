@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.barriers.elements import Element
+import msgspec
+
+from holdfast.barriers.elements import Batch, Element
 from holdfast.barriers.inflight import decode
 from holdfast.barriers.jobgraph import JobEdge, JobGraph
 from holdfast.barriers.messages import Deployment, InFlightRestore, RestoredChannel, RestoredPiece, SubtaskDeployment
-from holdfast.barriers.partition import KeySelector
+from holdfast.barriers.partition import ROWS_METADATA, KeySelector
 from holdfast.barriers.restored import KeyGroupFilter, restored_elements
 from holdfast.barriers.wiring import derive_inputs
 from holdfast.statebackends.errors import CorruptStateError
@@ -69,7 +71,9 @@ class ChannelLoader:
         try:
             if not 0 <= piece.offset <= stop <= len(part):
                 raise CorruptStateError(f"bytes {piece.offset}..{stop} of a part of {len(part)}")
-            return decode(memoryview(part)[piece.offset : stop], rows=piece.rows)
+            elements = decode(memoryview(part)[piece.offset : stop], rows=piece.rows)
+            _check_columns(edge, elements)
+            return elements
         except CorruptStateError as error:
             uid = self._vertex.operators[0].uid
             message = f"in-flight records of {self._named(edge)}, subtask {self._subtask}, can't be read: {error.message}"
@@ -88,3 +92,17 @@ class ChannelLoader:
 
     def _named(self, edge: JobEdge) -> str:
         return f"{edge.source_operator!r} -> {self._vertex.operators[0].uid!r}"
+
+
+def _check_columns(edge: JobEdge, elements: Sequence[Element]) -> None:
+    """Raises CorruptStateError unless the records have the columns that the edge names; they may have others, too. An operator that
+    misses one would fail in the middle of its work, as if its function were wrong."""
+    first = next((element for element in elements if isinstance(element, Batch)), None)
+    if first is None or edge.columns is msgspec.UNSET:
+        return
+    schema = first.columns().schema  # one for all of a piece
+    if schema.metadata is not None and ROWS_METADATA in schema.metadata:
+        return
+    missing = [column for column in edge.columns if not any(column.startswith(f"{name}: ") for name in schema.names)]
+    if missing:
+        raise CorruptStateError(f"records with the columns {', '.join(schema.names)}, without {', '.join(missing)}")
