@@ -61,6 +61,19 @@ def test_h01_to_h10_when_the_job_fails(row: str, tolerable: int, sequence: str, 
         assert counter.count == 1
 
 
+def test_more_in_flight_than_allowed_aborts_the_checkpoint_and_the_job_runs_on() -> None:
+    """However often: a job that is that far behind would be further behind after a restart."""
+    bench = Bench(tolerable_failed_checkpoints=0)
+    for number in (1, 2, 3):
+        bench.trigger()
+        bench.decline(A, number, FailureReason.IN_FLIGHT_LIMIT)
+        assert bench.reasons[number] == "in_flight_limit"
+    assert not bench.all(actions.FailJob)
+    bench.trigger()
+    bench.ack_all(4)
+    assert bench.completed == [4]
+
+
 def test_h11_savepoint_that_fails_in_the_coordinator_is_its_requesters_affair() -> None:
     bench = Bench()
     bench.held = {actions.WriteMetadata}
