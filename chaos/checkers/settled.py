@@ -80,6 +80,9 @@ class Unsettled:
 
     def problem(self, settled: Snapshot) -> Problem | None:
         """What is wrong with the state behind all that was in flight."""
+        left = sum(each.rows for each in settled.metadata.in_flight)
+        if left:
+            return "I7", f"{self.where}: it does not settle: {left} rows are in flight in checkpoint {settled.checkpoint_id}, too"
         seen = SnapshotView(settled.view, settled.folder, settled.metadata)
         try:
             problems = (self._compare(seen, cut, positions) for cut, positions in self.cuts)

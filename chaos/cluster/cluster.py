@@ -245,6 +245,11 @@ class Cluster:
             self._plans[parallelism, allow_output_repeat] = plan
         return plan
 
+    def come_after(self, other: Cluster) -> None:
+        """Number processes and tasks on from those of the other one. A name says who it is, and so which random numbers it draws:
+        the same driver would only repeat its submission, and a worker would give the same names to its files."""
+        self._counts.update(other._counts)
+
     def plan_like(self, graph: JobGraph) -> JobPlan | None:
         """Of the jobs that were submitted, one of the same vertices and edges; None if there is none."""
         for plan in self._plans.values():

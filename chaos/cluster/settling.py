@@ -1,5 +1,5 @@
 """The other world in which a copy of a checkpoint settles (I7): its stores begin as they were when the checkpoint completed, and
-the same job is submitted from it, at its parallelism.
+the same job is submitted from it, at its parallelism, by a driver that the run didn't have.
 
 Sources give nothing, nothing fails, rows take no time, and all barriers stay in line: so the first checkpoint has none of what was
 in flight in front of it left. What it is compared with, and why that is right, is in chaos/checkers/settled.py."""
@@ -53,12 +53,15 @@ class _World(Cluster):
 class _Settling:
     """One copy, until its first checkpoint."""
 
-    def __init__(self, unsettled: Unsettled, streams: Streams, scenario: Scenario, plan: JobPlan) -> None:
+    def __init__(self, run: Cluster, unsettled: Unsettled, plan: JobPlan) -> None:
+        """`run`: the cluster in which the checkpoint completed."""
         self._unsettled = unsettled
+        streams, scenario = Streams(run.streams.seed), replace(run.scenario, row_costs={})
         self._kernel = Kernel(streams, Trace(lambda: self._kernel.now_us))
         self._kernel.now_us = unsettled.now_ms * 1_000
         self._kernel.opaque = True
-        self._cluster = _World(unsettled, streams, self._kernel, replace(scenario, row_costs={}), plan, self._observe)
+        self._cluster = _World(unsettled, streams, self._kernel, scenario, plan, self._observe)
+        self._cluster.come_after(run)
         self._cluster.on_trouble = self._trouble
         self._ledger = JobLedger(self._cluster)
         self._troubles: list[str] = []
@@ -103,7 +106,7 @@ def settle(cluster: Cluster, unsettled: Unsettled) -> Problem | None:
     plan = cluster.plan_like(unsettled.graph)
     if plan is None:
         return "I7", f"{unsettled.where}: its graph is of no job that was submitted"
-    return _Settling(unsettled, Streams(cluster.streams.seed), cluster.scenario, _in_line(plan)).run()
+    return _Settling(cluster, unsettled, _in_line(plan)).run()
 
 
 def _in_line(plan: JobPlan) -> JobPlan:

@@ -14,6 +14,8 @@ import pytest
 import holdfast.chaos.cluster.world as world_module
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.chaos.campaign.user_runs import run_seed
+from holdfast.chaos.checkers.ledger import Snapshot
 from holdfast.chaos.checkers.settled import Choice, Unsettled, must_settle
 from holdfast.chaos.cluster.results import RunResult
 from holdfast.chaos.cluster.settling import settle
@@ -97,6 +99,39 @@ def test_a_copy_that_does_not_settle_is_told() -> None:
     invariant, message = settle(cluster, unsettled) or ("", "")
     assert invariant == "I7"
     assert message.startswith(f"checkpoint {unsettled.snapshot.checkpoint_id}, settled: it does not settle: ")
+
+
+def test_the_copy_is_a_submission_of_its_own_whose_barriers_stay_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver of the run's name would repeat the run's submission: its barriers overtake what was to settle."""
+    compared: list[Snapshot] = []
+    problem = Unsettled.problem
+
+    def noted(unsettled: Unsettled, settled: Snapshot) -> Any:
+        compared.append(settled)
+        return problem(unsettled, settled)
+
+    monkeypatch.setattr(Unsettled, "problem", noted)
+    cluster, unsettled = chosen_of(0)
+    assert settle(cluster, unsettled) is None
+    (settled,) = compared
+    assert settled.claim.submission > unsettled.snapshot.claim.submission
+    assert not msgspec.convert(settled.metadata.graph, JobGraph).config.unaligned_checkpoints
+    assert settled.metadata.in_flight == ()
+
+
+def test_a_checkpoint_that_holds_rows_in_flight_itself_has_not_settled() -> None:
+    _, unsettled = chosen_of(0)
+    rows = sum(each.rows for each in unsettled.snapshot.metadata.in_flight)
+    number = unsettled.snapshot.checkpoint_id
+    text = f"checkpoint {number}, settled: it does not settle: {rows} rows are in flight in checkpoint {number}, too"
+    assert unsettled.problem(unsettled.snapshot) == ("I7", text)
+
+
+@pytest.mark.parametrize("seed", [303, 364])
+def test_what_was_in_time_at_the_cut_is_so_behind_it(seed: int) -> None:
+    result = run_seed(RunRequest(seed, "pressure")).result
+    assert result.violations == ()
+    assert result.sometimes["settled_in_flight"] == 1
 
 
 def test_sources_that_give_more_are_told() -> None:
