@@ -41,6 +41,7 @@ from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tables import measure as measure_tables
 from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
+from benchmarks.views import measure as measure_views
 from holdfast.api.nexmark.queries import QUERIES
 from holdfast.api.nexmark.speed import EVENTS as NEXMARK_EVENTS
 from holdfast.api.nexmark.speed import FLINK
@@ -319,6 +320,11 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
 QUICK_SCALE = 0.05
 
 
+def views(bench: Bench, quick: bool) -> list[Row]:
+    """What publishing the view of a job costs, and showing it."""
+    return measure_views(quick=quick)
+
+
 def connectors(bench: Bench, quick: bool) -> list[Row]:
     """Kafka, PostgreSQL, NATS, files and tables, and Spark, beside the raw clients on the same rows."""
     return measure_connectors(bench, min(bench.scale, QUICK_SCALE) if quick else bench.scale)
@@ -329,6 +335,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "rowtable": rowtable, "w3": w3, "w4": w4, "w6": w6, "w7": w7, "acks": acks, "async": async_calls, "tables": tables,
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
+    "views": views,
 }  # fmt: skip
 
 

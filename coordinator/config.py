@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from holdfast.statebackends.errors import InvalidConfigError
 
+VIEW_INTERVAL_MS = 500
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
@@ -25,6 +27,8 @@ class ServiceConfig:
     """Events that may wait for one job's thread; further callers block. At least 1."""
     call_timeout_ms: int = 30_000
     """How long a call from outside waits for its job's thread. At least 1."""
+    view_interval_ms: int = VIEW_INTERVAL_MS
+    """Least time between two views of a job that GETs are answered from; 0: each has what holds now. At least 0."""
     jobs_max: int = 1_000
     """Jobs in memory, ended ones included; the one that ended first is forgotten first. At least 1."""
     seed: int | None = None
@@ -37,3 +41,6 @@ class ServiceConfig:
         for name in ("storage_threads", "recovery_threads", "cleanup_threads", "inbox_events_max", "call_timeout_ms", "jobs_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        if self.view_interval_ms < 0:
+            text = f"view_interval_ms must be at least 0, got {self.view_interval_ms}"
+            raise InvalidConfigError(text, setting="view_interval_ms")

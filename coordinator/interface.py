@@ -24,6 +24,7 @@ from holdfast.coordinator.views import (
     JobNumbersView,
     JobOverviewView,
     JobView,
+    Moment,
     SavepointPlaces,
     TriggerView,
     VertexCheckpointView,
@@ -173,7 +174,12 @@ class Coordinator(Protocol):
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         """Outcome of a request. Raises NotFoundError for an unknown trigger id."""
 
-    # -- read models
+    # -- read models: each job publishes a view every 500 ms at most, and none takes a turn of it. What a caller was told by an
+    # answer to a request of its own, and a job's newest state, are in every view that is read after it.
+
+    def moment(self, job_id: str | None = None) -> Moment:
+        """How old the view of a job, or of all of them, is, and which one it is. Views that are read afterwards are that one or a
+        newer one."""
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         """All jobs, by start time."""

@@ -45,6 +45,7 @@ from holdfast.coordinator.views import (
     JobNumbersView,
     JobOverviewView,
     JobView,
+    Moment,
     SavepointPlaces,
     TriggerView,
     VertexCheckpointView,
@@ -91,7 +92,7 @@ class CoordinatorService:
         self._stopped = threading.Event()
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
-        self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root)
+        self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
@@ -298,6 +299,9 @@ class CoordinatorService:
         return self._calls.wait_for(future)
 
     # -------------------------------------------------------------------------------------------------------- queries
+
+    def moment(self, job_id: str | None = None) -> Moment:
+        return self._queries.moment(job_id)
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self._queries.jobs()

@@ -67,19 +67,21 @@ class Tally:
         self._home = {operator.uid: vertex.vertex_id for vertex in graph.vertices for operator in vertex.operators}
         self._sums = {uid: _Sum(base.get(uid, NOTHING)) for uid in self._home}
         self._reported: dict[tuple[str, int], OperatorMetrics] = {}
+        self._uids = {vertex.vertex_id: tuple(operator.uid for operator in vertex.operators) for vertex in graph.vertices}
 
-    def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> None:
-        """Replace the counts that a subtask reported before. Operators that its vertex does not have are ignored."""
+    def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> tuple[OperatorMetrics, ...]:
+        """Replace the counts that a subtask reported before. Operators that its vertex does not have are ignored. Returns the
+        newest counts of the subtask's operators, in the order of the graph."""
         for entry in operators:
             if self._home.get(entry.operator) == vertex:
                 key = entry.operator, subtask
                 self._sums[entry.operator].change(self._reported.get(key), entry)
                 self._reported[key] = entry
-
-    def reported(self, vertex: str, subtask: int) -> tuple[OperatorMetrics, ...]:
-        """The newest counts of a subtask's operators, in the order of the graph."""
-        uids = (uid for uid, home in self._home.items() if home == vertex)
-        return tuple(entry for uid in uids if (entry := self._reported.get((uid, subtask))) is not None)
+        uids = self._uids.get(vertex, ())
+        if tuple(entry.operator for entry in operators) == uids:
+            return operators  # as every worker reports them
+        known = (self._reported.get((uid, subtask)) for uid in uids)
+        return tuple(entry for entry in known if entry is not None)
 
     def totals(self) -> Totals:
         totals = {uid: total.totals() for uid, total in self._sums.items()}

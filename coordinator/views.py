@@ -14,6 +14,15 @@ from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
 from holdfast.coordinator.totals import Totals
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """How old views are, and which ones they are."""
+
+    as_of_ms: int
+    """Until when what they show is known to have been so."""
+    tag: str
+    """Differs whenever anything differs that they show, but for times that only say how long ago something was."""
+
+
 class JobOverviewView(msgspec.Struct, frozen=True):
     """One line of a list of jobs."""
 
@@ -116,6 +125,7 @@ class JobView(msgspec.Struct, frozen=True):
 
     overview: JobOverviewView
     now_ms: int
+    """Until when this is known to have been so."""
     timestamps: Mapping[str, int]
     """JobState value -> when the job last entered it."""
     graph: JobGraph
@@ -298,6 +308,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """As in JobView."""
     subtasks: tuple[SubtaskMetrics, ...] = ()
     """Of running subtasks, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
+    as_of_ms: int = -1
+    """Until when this is known to have been so."""
 
 
 class CheckpointConfigView(msgspec.Struct, frozen=True):
@@ -307,6 +319,8 @@ class CheckpointConfigView(msgspec.Struct, frozen=True):
     """Printable root of the checkpoint storage."""
     is_processing_backlog: bool = False
     """A source of the running attempt processes a backlog."""
+    as_of_ms: int = -1
+    """Until when this is known to have been so."""
 
 
 class TriggerView(msgspec.Struct, frozen=True):

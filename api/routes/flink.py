@@ -22,6 +22,7 @@ from holdfast.api.routes.common import (
     body_of,
     describe_model,
 )
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.api.version import DIALECT_VERSION, REVISION
 from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.interface import Coordinator
@@ -38,7 +39,7 @@ METRIC_NAMES_CHARS_MAX = 16_384
 """Of the names in one request."""
 
 
-@router.get("/overview")
+@router.get("/overview", **VIEWED)
 def overview(service: Service) -> schemas.Overview:
     """Slots, workers and jobs, counted."""
     view = service.cluster()
@@ -69,20 +70,20 @@ def config() -> schemas.DashboardConfig:
     )
 
 
-@router.get("/jobs")
+@router.get("/jobs", **VIEWED)
 def jobs(service: Service) -> schemas.Jobs:
     """Jobs with ids and states."""
     return schemas.Jobs(jobs=[schemas.JobIdWithStatus(id=job.job_id, status=job.state) for job in service.jobs()])
 
 
-@router.get("/jobs/overview")
+@router.get("/jobs/overview", **VIEWED)
 def jobs_overview(service: Service) -> schemas.JobsOverview:
     """Jobs with names, times and task counts."""
-    now_ms = time.time_ns() // 1_000_000
-    return schemas.JobsOverview(jobs=[render_jobs.job_overview(job, now_ms=now_ms) for job in service.jobs()])
+    jobs, now_ms = service.jobs(), time.time_ns() // 1_000_000
+    return schemas.JobsOverview(jobs=[render_jobs.job_overview(job, now_ms=now_ms) for job in jobs])
 
 
-@router.get("/jobs/{jobid}")
+@router.get("/jobs/{jobid}", **VIEWED)
 def job(service: Service, job_id: JobId) -> schemas.JobDetails:
     """One job with its vertices and plan."""
     return render_jobs.job_details(service.job(job_id))
@@ -95,25 +96,25 @@ def cancel(service: Service, job_id: JobId, mode: Annotated[Literal["cancel"], Q
     return schemas.Empty()
 
 
-@router.get("/jobs/{jobid}/status")
+@router.get("/jobs/{jobid}/status", **VIEWED)
 def job_status(service: Service, job_id: JobId) -> schemas.JobStatus:
     """State of one job."""
     return schemas.JobStatus(status=service.job(job_id).overview.state)
 
 
-@router.get("/jobs/{jobid}/plan")
+@router.get("/jobs/{jobid}/plan", **VIEWED)
 def job_plan(service: Service, job_id: JobId) -> schemas.JobPlan:
     """Vertices of a job and the edges between them, sinks first."""
     return render_jobs.job_plan(service.job(job_id))
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/watermarks")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/watermarks", **VIEWED)
 def vertex_watermarks(service: Service, job_id: JobId, vertex_id: VertexId) -> list[schemas.Metric]:
     """Watermark of each subtask of a vertex, as of its last heartbeat; a subtask without one is left out."""
     return render_jobs.vertex_watermarks(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/metrics")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/metrics", **VIEWED)
 def vertex_metrics(
     service: Service,
     job_id: JobId,
@@ -129,13 +130,13 @@ def vertex_metrics(
     return [schemas.Metric(id=name, value=found[name]) for name in dict.fromkeys(get.split(",")) if name in found]
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", response_model_exclude_none=True)
+@router.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", response_model_exclude_none=True, **VIEWED)
 def vertex_backpressure(service: Service, job_id: JobId, vertex_id: VertexId) -> schemas.VertexBackPressure:
     """How much of its last second each running subtask of a vertex waited at full outputs, as of its last heartbeat."""
     return render_backpressure.vertex_backpressure(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/exceptions")
+@router.get("/jobs/{jobid}/exceptions", **VIEWED)
 def job_exceptions(
     service: Service,
     job_id: JobId,
@@ -148,25 +149,25 @@ def job_exceptions(
 # -------------------------------------------------------------------------------------------------------- checkpoints
 
 
-@router.get("/jobs/{jobid}/checkpoints")
+@router.get("/jobs/{jobid}/checkpoints", **VIEWED)
 def checkpoints(service: Service, job_id: JobId) -> checkpoints_of.Checkpoints:
     """Counts, summary, latest and history."""
     return render_checkpoints.checkpoints(service.checkpoints(job_id), service.directory)
 
 
-@router.get("/jobs/{jobid}/checkpoints/config")
+@router.get("/jobs/{jobid}/checkpoints/config", **VIEWED)
 def checkpoint_config(service: Service, job_id: JobId) -> checkpoints_of.CheckpointConfig:
     """The job's checkpoint settings."""
     return render_checkpoints.checkpoint_config(service.checkpoint_config(job_id))
 
 
-@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}")
+@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}", **VIEWED)
 def checkpoint(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> checkpoints_of.Checkpoint:
     """One checkpoint or savepoint of the history."""
     return render_checkpoints.checkpoint(service.checkpoint(job_id, checkpoint_id), service.directory)
 
 
-@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}")
+@router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}", **VIEWED)
 def checkpoint_subtasks(
     service: Service, job_id: JobId, checkpoint_id: CheckpointNumber, vertex_id: VertexId
 ) -> checkpoints_of.TaskCheckpointDetails:

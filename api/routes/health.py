@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes import metrics
+from holdfast.api.routes.viewed import AS_OF_HEADER
 from holdfast.statebackends.errors import RecoveringError
 
 router = APIRouter(tags=["health"])
@@ -29,4 +30,5 @@ async def readyz(request: Request) -> schemas.Empty:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {metrics.CONTENT_TYPE: {}}}})
 def prometheus(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
-    return Response(metrics.render(request.app.state.registry), media_type=metrics.CONTENT_TYPE)
+    headers = {AS_OF_HEADER: str(request.app.state.service.moment().as_of_ms)}
+    return Response(metrics.render(request.app.state.registry), media_type=metrics.CONTENT_TYPE, headers=headers)

@@ -25,6 +25,7 @@ from holdfast.api.routes.common import (
     describe_record,
     read_record,
 )
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -73,14 +74,16 @@ class JobSettings(schemas.Record):
     """What holds, of the settings that can be changed while the job runs."""
     processing_backlog: bool
     """A source processes a backlog: checkpoint_interval_during_backlog_ms is the interval, if it is not null."""
+    as_of_ms: int
+    """Until when this is known to have been so, ms since the epoch."""
 
 
 def _settings(view: CheckpointConfigView) -> JobSettings:
     settings = {name: getattr(view.config, name) for name in TUNABLE}
-    return JobSettings(settings=settings, processing_backlog=view.is_processing_backlog)
+    return JobSettings(settings=settings, processing_backlog=view.is_processing_backlog, as_of_ms=view.as_of_ms)
 
 
-@router.get("/jobs/{jobid}/settings")
+@router.get("/jobs/{jobid}/settings", **VIEWED)
 def settings(service: Service, job_id: JobId) -> JobSettings:
     """Settings of a job that can be changed while it runs, as they are."""
     return _settings(service.checkpoint_config(job_id))
@@ -116,13 +119,15 @@ class JobNumbers(schemas.Record):
     """End of the pause before the next attempt, ms since the epoch; -1 unless the job is RESTARTING."""
     backpressure: Level | None = None
     """Level of its worst running subtask; null if none has told."""
+    as_of_ms: int
+    """Until when this is known to have been so, ms since the epoch."""
 
 
 class Totals(schemas.Record):
     jobs: list[JobNumbers]
 
 
-@router.get("/totals")
+@router.get("/totals", **VIEWED)
 def totals(service: Service) -> Totals:
     """Records read, written and dropped by each job, and whether it is backpressured."""
     return Totals(
@@ -133,6 +138,7 @@ def totals(service: Service) -> Totals:
                 restart_strategy=job.graph.config.restart.describe(),
                 restarts_at=job.restarts_at_ms,
                 backpressure=worst_level(job.subtasks),
+                as_of_ms=job.as_of_ms,
                 **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),
             )
             for job in service.numbers()

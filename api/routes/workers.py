@@ -29,6 +29,7 @@ from holdfast.api.routes.common import (
     describe_record,
     read_record,
 )
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.totals import NOTHING
 from holdfast.coordinator.views import JobView, WorkerView
@@ -105,6 +106,8 @@ class Workers(schemas.Record):
     restored_remote_bytes: int
     operators: list[OperatorNumbers]
     workers: list[Worker]
+    as_of_ms: int
+    """Until when this is known to have been so, ms since the epoch."""
 
 
 class LeaderEpoch(schemas.Record):
@@ -131,7 +134,7 @@ def _worker(view: WorkerView) -> Worker:
     )
 
 
-@router.get("")
+@router.get("", **VIEWED)
 def workers(service: Service, job_id: JobId) -> Workers:
     """The slots of a job and the workers that hold them."""
     view = service.job(job_id)
@@ -152,6 +155,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
         operators=_operators(view),
         workers=[_worker(each) for each in view.workers],
+        as_of_ms=view.now_ms,
     )
 
 

@@ -26,6 +26,7 @@ from holdfast.api.http.request_log import LogChanges
 from holdfast.api.routes import flink, health, jobs, snapshots, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
+from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.maintenance import dispose_confined
@@ -91,6 +92,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.add_middleware(BearerAuth, token=settings.token)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)
+    app.add_exception_handler(NotModifiedError, not_modified)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     _describe(app, authenticated=settings.token is not None)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from holdfast.barriers.messages import AcknowledgeCheckpoint, FailureReason, SubtaskKey
+from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.views import (
     CheckpointCounts,
@@ -31,6 +33,10 @@ SUMMARY_MAX = 1_000
 _SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
 
 
+_Ack: TypeAlias = tuple[SubtaskKey, int, CheckpointMetrics]
+"""Subtask, when its acknowledgement came, and what it measured: the acknowledgement itself may hold megabytes of state."""
+
+
 class _Tracked:
     """One checkpoint while it is in progress."""
 
@@ -39,32 +45,33 @@ class _Tracked:
         self.request = request
         self.tasks = tasks
         self.trigger_ms = trigger_ms
-        self.acks: dict[SubtaskKey, tuple[int, AcknowledgeCheckpoint]] = {}
-
+        self._acked: set[SubtaskKey] = set()
+        self._acks: list[_Ack] = []
+        """Only appended to: captures share it."""
         self.latest_ack_ms = -1
         self.checkpointed_size = self.state_size = self.processed_bytes = self.persisted_bytes = 0
         self.unaligned = False
 
     def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
         task = SubtaskKey(ack.vertex, ack.subtask)
-        if task not in self.acks:
+        if task not in self._acked:
             self.latest_ack_ms = max(self.latest_ack_ms, at_ms)
             self.checkpointed_size += ack.metrics.checkpointed_size
             self.state_size += ack.metrics.state_size
             self.processed_bytes += ack.metrics.bytes_processed_during_alignment
             self.persisted_bytes += ack.metrics.bytes_persisted_during_alignment or 0
             self.unaligned = self.unaligned or ack.metrics.unaligned is True
-            self.acks[task] = (at_ms, ack)
+            self._acked.add(task)
+            self._acks.append((task, at_ms, ack.metrics))
+
+    def capture(self, status: str) -> _CapturedCheckpoint:
+        return _CapturedCheckpoint(self._overview(status), self.tasks, self._acks, len(self._acks))
 
     def view(self, status: str) -> CheckpointView:
         """The checkpoint with every vertex and subtask."""
-        vertices: dict[str, list[SubtaskCheckpointView]] = {}
-        for task in self.tasks:
-            vertices.setdefault(task.vertex, []).append(self._subtask(task))
-        parts = {vertex: _vertex_view(vertex, status, subtasks) for vertex, subtasks in vertices.items()}
-        return replace(self.overview(status), vertices=parts)
+        return self.capture(status).view()
 
-    def overview(self, status: str) -> CheckpointView:
+    def _overview(self, status: str) -> CheckpointView:
         """The checkpoint without vertices, as a list of checkpoints has it."""
         return CheckpointView(
             checkpoint_id=self.checkpoint_id,
@@ -74,35 +81,54 @@ class _Tracked:
             latest_ack_ms=self.latest_ack_ms,
             checkpointed_size=self.checkpointed_size,
             state_size=self.state_size,
-            end_to_end_ms=max(0, self.latest_ack_ms - self.trigger_ms) if self.acks else -1,
+            end_to_end_ms=max(0, self.latest_ack_ms - self.trigger_ms) if self._acks else -1,
             processed_bytes=self.processed_bytes,
             persisted_bytes=self.persisted_bytes,
             unaligned=self.unaligned,
             num_subtasks=len(self.tasks),
-            num_acknowledged_subtasks=len(self.acks),
+            num_acknowledged_subtasks=len(self._acks),
             vertices={},
             savepoint_format=("NATIVE" if self.request.native else "CANONICAL") if self.request.kind.is_savepoint else None,
         )
 
-    def _subtask(self, task: SubtaskKey) -> SubtaskCheckpointView:
-        if task not in self.acks:
-            return SubtaskCheckpointView(task.subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
-        at_ms, ack = self.acks[task]
-        metrics = ack.metrics
-        return SubtaskCheckpointView(
-            subtask=task.subtask,
-            ack_ms=at_ms,
-            end_to_end_ms=max(0, at_ms - self.trigger_ms),
-            checkpointed_size=metrics.checkpointed_size,
-            state_size=metrics.state_size,
-            sync_ms=round(metrics.sync_duration_ms),
-            async_ms=round(metrics.async_duration_ms),
-            alignment_ms=round(metrics.alignment_duration_ms),
-            alignment_processed=metrics.bytes_processed_during_alignment,
-            start_delay_ms=round(metrics.start_delay_ms),
-            persisted=metrics.bytes_persisted_during_alignment or 0,
-            unaligned=metrics.unaligned is True,
-        )
+
+class _CapturedCheckpoint:
+    """A checkpoint in progress at one moment, for any thread."""
+
+    def __init__(self, overview: CheckpointView, tasks: Sequence[SubtaskKey], acks: Sequence[_Ack], count: int) -> None:
+        """`acks`: grows; the first `count` count."""
+        self.overview = overview
+        self._tasks = tasks
+        self._acks = acks
+        self._count = count
+
+    def view(self) -> CheckpointView:
+        """With every vertex and subtask."""
+        trigger_ms = self.overview.trigger_ms
+        acked = {task: _acked(task, at_ms, trigger_ms, metrics) for task, at_ms, metrics in self._acks[: self._count]}
+        vertices: dict[str, list[SubtaskCheckpointView]] = {}
+        for task in self._tasks:
+            missing = SubtaskCheckpointView(task.subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
+            vertices.setdefault(task.vertex, []).append(acked.get(task, missing))
+        parts = {vertex: _vertex_view(vertex, self.overview.status, subtasks) for vertex, subtasks in vertices.items()}
+        return replace(self.overview, vertices=parts)
+
+
+def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics) -> SubtaskCheckpointView:
+    return SubtaskCheckpointView(
+        subtask=task.subtask,
+        ack_ms=at_ms,
+        end_to_end_ms=max(0, at_ms - trigger_ms),
+        checkpointed_size=metrics.checkpointed_size,
+        state_size=metrics.state_size,
+        sync_ms=round(metrics.sync_duration_ms),
+        async_ms=round(metrics.async_duration_ms),
+        alignment_ms=round(metrics.alignment_duration_ms),
+        alignment_processed=metrics.bytes_processed_during_alignment,
+        start_delay_ms=round(metrics.start_delay_ms),
+        persisted=metrics.bytes_persisted_during_alignment or 0,
+        unaligned=metrics.unaligned is True,
+    )
 
 
 def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointView]) -> VertexCheckpointView:
@@ -123,13 +149,60 @@ def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointV
     )
 
 
+class _Summaries:
+    """The numbers that the summaries are over, at one moment; summarised by whichever thread shows them first."""
+
+    def __init__(self, numbers: Mapping[str, tuple[float, ...]]) -> None:
+        self._numbers = numbers
+        self._found: Mapping[str, Quantiles] | None = None
+
+    def view(self) -> Mapping[str, Quantiles]:
+        if self._found is None:
+            self._found = {name: summarise(values) for name, values in self._numbers.items()}
+        return self._found
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStats:
+    """The statistics at one moment, for any thread."""
+
+    counts: CheckpointCounts
+    summaries: _Summaries
+    in_progress: Mapping[int, _CapturedCheckpoint]
+    finished: tuple[CheckpointView, ...]
+    latest: Mapping[str, CheckpointView]
+    latest_restored: RestoredView | None
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
+        """One checkpoint: in progress, of the history, or the latest of its kind, however old; None if it is none of these."""
+        running = self.in_progress.get(checkpoint_id)
+        if running is not None:
+            return running.view()
+        return next((view for view in (*self.finished, *self.latest.values()) if view.checkpoint_id == checkpoint_id), None)
+
+    def view(self) -> CheckpointStatsView:
+        """All statistics. Checkpoints in progress come without their vertices: see `checkpoint`."""
+        running = [tracked.overview for tracked in self.in_progress.values()]
+        return CheckpointStatsView(
+            counts=self.counts,
+            summary=self.summaries.view(),
+            history=tuple(sorted([*running, *self.finished], key=lambda view: -view.checkpoint_id)),
+            latest_completed=self.latest.get("completed"),
+            latest_savepoint=self.latest.get("savepoint"),
+            latest_failed=self.latest.get("failed"),
+            latest_restored=self.latest_restored,
+        )
+
+
 class CheckpointStats:
     """Memory is bounded by HISTORY_MAX finished checkpoints, the pending ones, and SUMMARY_MAX numbers per field."""
 
     def __init__(self) -> None:
         self._in_progress: dict[int, _Tracked] = {}
         self._finished: OrderedDict[int, CheckpointView] = OrderedDict()
-        self._summaries: dict[str, deque[float]] = {name: deque(maxlen=SUMMARY_MAX) for name in _SUMMARIES}
+        self._numbers: dict[str, deque[float]] = {name: deque(maxlen=SUMMARY_MAX) for name in _SUMMARIES}
+        self._summaries: _Summaries | None = None
+        """Of `_numbers` as they are; None: not captured since they changed."""
         self._latest: dict[str, CheckpointView] = {}
         self._restored: RestoredView | None = None
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
@@ -151,7 +224,8 @@ class CheckpointStats:
         self._latest["savepoint" if view.is_savepoint else "completed"] = view
         numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)
         for name, value in zip(_SUMMARIES, numbers, strict=True):
-            self._summaries[name].append(value)
+            self._numbers[name].append(value)
+        self._summaries = None
         self._keep(view)
 
     def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
@@ -180,12 +254,7 @@ class CheckpointStats:
                 self._latest[kind] = replace(latest, discarded=True)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
-        """One checkpoint: in progress, of the history, or the latest of its kind, however old; None if it is none of these."""
-        tracked = self._in_progress.get(checkpoint_id)
-        if tracked is not None:
-            return tracked.view("IN_PROGRESS")
-        known = (self._finished.get(checkpoint_id), *self._latest.values())
-        return next((view for view in known if view is not None and view.checkpoint_id == checkpoint_id), None)
+        return self.capture().checkpoint(checkpoint_id)
 
     @property
     def counts(self) -> CheckpointCounts:
@@ -195,22 +264,21 @@ class CheckpointStats:
     def latest_completed(self) -> CheckpointView | None:
         return self._latest.get("completed")
 
-    def view(self) -> CheckpointStatsView:
-        """All statistics. Checkpoints in progress come without their vertices: see `checkpoint`."""
-        running = [tracked.overview("IN_PROGRESS") for tracked in self._in_progress.values()]
-        history = sorted([*running, *self._finished.values()], key=lambda view: -view.checkpoint_id)
-        return CheckpointStatsView(
+    def capture(self) -> CapturedStats:
+        """The statistics as they are. O(pending checkpoints); the numbers of the summaries are copied once a completed one."""
+        if self._summaries is None:
+            self._summaries = _Summaries({name: tuple(values) for name, values in self._numbers.items()})
+        return CapturedStats(
             counts=self.counts,
-            summary=self._summary(),
-            history=tuple(history),
-            latest_completed=self.latest_completed,
-            latest_savepoint=self._latest.get("savepoint"),
-            latest_failed=self._latest.get("failed"),
+            summaries=self._summaries,
+            in_progress={number: tracked.capture("IN_PROGRESS") for number, tracked in self._in_progress.items()},
+            finished=tuple(self._finished.values()),
+            latest=dict(self._latest),
             latest_restored=self._restored,
         )
 
-    def _summary(self) -> Mapping[str, Quantiles]:
-        return {name: summarise(values) for name, values in self._summaries.items()}
+    def view(self) -> CheckpointStatsView:
+        return self.capture().view()
 
     def _keep(self, view: CheckpointView) -> None:
         self._finished[view.checkpoint_id] = view

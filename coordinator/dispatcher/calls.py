@@ -4,7 +4,8 @@ The REST service, an embedding driver and the simulator call through it. It deci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from holdfast.barriers.messages import RegisterWorker
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
+from holdfast.coordinator.dispatcher.published import Look, wait_for_look
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
@@ -19,6 +21,9 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
 
 T = TypeVar("T")
+
+VIEW_WAIT_MS = 500
+"""How long a reader waits for newer views, of one job or of all, before it takes those that there are."""
 
 
 class JobCalls:
@@ -95,7 +100,18 @@ class JobCalls:
             raise FencedError(f"job {job_id} has a new leader, and its sessions are over: register again", job=job_id) from error
 
     def read(self, job_id: str, read: Callable[[JobMaster], T]) -> T:
+        """Read a job in a turn of its own."""
         return self.wait_for(self.led(job_id).query(read))
+
+    def look(self, job_id: str) -> Look:
+        """The newest view of a job; takes no turn."""
+        return self.looks([self.led(job_id)])[0]
+
+    def looks(self, services: Sequence[JobMasterRunner]) -> list[Look]:
+        """The newest view of each job."""
+        found = [service.look() for service in services]
+        until_s = time.monotonic() + VIEW_WAIT_MS / 1000
+        return [wait_for_look(look, max(0.0, until_s - time.monotonic()), self.wait_for) for look in found]
 
     def wait_for(self, future: Future[T]) -> T:
         try:

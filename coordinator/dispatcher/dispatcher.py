@@ -470,6 +470,7 @@ class Dispatcher:
             runner=self._runner,
             job_thread=self._make_job_thread(),
             inbox_events_max=self._config.inbox_events_max,
+            view_interval_ms=self._config.view_interval_ms,
         )
         service.start()
         self.registry.put(service)

@@ -16,14 +16,17 @@ from typing import Any, TypeVar, assert_never
 
 from holdfast.barriers.messages import NumberedCommand
 from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.job_log import JobLog
+from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
-from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread, SystemClock
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.releases import Release
+from holdfast.coordinator.notes import StateChanged
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +36,15 @@ T = TypeVar("T")
 _NOTHING = object()
 _STOP = object()
 
-wall_clock_ms = SystemClock().wall_ms
-"""Clock of the read models."""
+_OF_USERS = (
+    job_events.SnapshotRequested,
+    job_events.SettingsRequested,
+    job_events.ConfigWritten,
+    job_events.CancelRequested,
+    job_events.DriverLeft,
+    job_events.SuspendRequested,
+)
+"""Events by which a user's request is answered: readers who come after the answer must see it."""
 
 
 class JobMasterRunner:
@@ -49,8 +59,10 @@ class JobMasterRunner:
         runner: FlowRunner,
         job_thread: JobThread,
         inbox_events_max: int,
+        view_interval_ms: int = VIEW_INTERVAL_MS,
     ) -> None:
         self._master = master
+        self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
         self._effects = effects
         self._clock = clock
@@ -138,6 +150,13 @@ class JobMasterRunner:
             self._put(job_events.StreamOpened(ticket, slot, session, after))
         return subscription, future
 
+    def look(self) -> tuple[Look | None, Future[PublishedJob] | None]:
+        """The newest view of the job, and the Future of the next one if that is too old. Takes no turn."""
+        found = self._publisher.look()
+        if found[1] is not None:
+            self._job_thread.wake()
+        return found
+
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
         """Read the core in a turn, or on this thread if no turn follows."""
         query = _Query(read, Future())
@@ -195,11 +214,15 @@ class JobMasterRunner:
         return None if self._closed else self._master.next_deadline_ms()
 
     def turn(self) -> bool:
-        """Handle one waiting item, or a passed deadline, and perform the actions; False if nothing was due."""
+        """Capture the job for readers who wait. Handle one waiting item, or a passed deadline, and perform the actions. False if
+        nothing was due."""
         if self._closed:
             return False
         self._turning = threading.get_ident()
         try:
+            is_wanted = self._publisher.is_wanted
+            if is_wanted:
+                self._publisher.publish(self._master)
             item = self._take()
             self._handle(item)
         except Exception:  # the end of a process, simulated or real, passes through
@@ -208,7 +231,7 @@ class JobMasterRunner:
             return True
         finally:
             self._turning = None
-        return item is not _NOTHING
+        return is_wanted or item is not _NOTHING
 
     def _take(self) -> Any:
         if self._own:
@@ -225,11 +248,15 @@ class JobMasterRunner:
         if item is _STOP:
             self._shut()
         elif isinstance(item, _QueryPosted):
+            self._publisher.outdate()
             self._queries.pop(item.ticket).answer(self._master)
         else:
+            self._publisher.changed()
             now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
             out = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
             self._log.write(self._master.notes)
+            if isinstance(item, _OF_USERS) or any(isinstance(note, StateChanged) for note in self._master.notes):
+                self._publisher.outdate()
             for action in out:
                 self._perform(action)
 
@@ -319,6 +346,7 @@ class JobMasterRunner:
             _settle(self._calls.pop(ticket), lambda: _raise(self._gone()))
         for ticket in list(self._queries):
             self._queries.pop(ticket).answer(self._master)
+        self._publisher.publish(self._master, last=True)
         self._ended.set()
 
 

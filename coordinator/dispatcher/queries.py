@@ -1,24 +1,25 @@
-"""SHELL: queries of jobs: read on each job's thread, or derived from the records of an ended job.
+"""SHELL: queries of jobs: answered from the view that each job publishes, or derived from the records of an ended job.
 
-`view_...` are pure: the view of a job master, or of the records of a job that ended before this coordinator started. `Queries`
-reads the jobs and joins the answers."""
+`view_...` are pure: the view of the records of a job that ended before this coordinator started. `Queries` looks at the jobs and
+joins the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
-from holdfast.coordinator.dispatcher.job_runner import wall_clock_ms
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
+from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, derive_config
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.views import (
-    SUBTASKS_SHOWN_MAX,
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -27,6 +28,7 @@ from holdfast.coordinator.views import (
     JobNumbersView,
     JobOverviewView,
     JobView,
+    Moment,
     Quantiles,
     SavepointPlaces,
     VertexCheckpointView,
@@ -35,39 +37,6 @@ from holdfast.statebackends.errors import NotFoundError
 
 UNKNOWN_STATE = "UNKNOWN"
 """State of a job without a recorded end, read from its directory alone: it may be running."""
-
-
-def view_overview(master: JobMaster) -> JobOverviewView:
-    setup, lifecycle = master.setup, master.lifecycle
-    execution = lifecycle.execution or Execution(0, setup.graph)
-    return JobOverviewView(
-        job_id=setup.job_id,
-        name=setup.graph.name,
-        state=master.state.value,
-        start_ms=lifecycle.timestamps.get("INITIALIZING", setup.started_ms),
-        end_ms=lifecycle.end_wall_ms,
-        last_modification_ms=max(lifecycle.timestamps.values(), default=setup.started_ms),
-        task_counts=execution.counts(),
-        slots_required=setup.graph.slots_required,
-        slots_registered=master.slot_pool.registered,
-    )
-
-
-def view_numbers(master: JobMaster) -> JobNumbersView:
-    lifecycle, stats = master.lifecycle, master.coordinator.stats
-    return JobNumbersView(
-        overview=view_overview(master),
-        attempt=lifecycle.attempt,
-        restarts=lifecycle.backoff.restarts,
-        counts=stats.counts,
-        latest_completed=stats.latest_completed,
-        frames_refused=sum(slot.frames_refused for slot in master.slot_pool.slots),
-        graph=master.setup.graph,
-        totals=lifecycle.totals(),
-        reached=lifecycle.reached(),
-        restarts_at_ms=lifecycle.restarts_at_ms,
-        subtasks=lifecycle.execution.timeliness(SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else (),
-    )
 
 
 def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
@@ -86,27 +55,6 @@ def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
         graph=record.graph,
         totals=result.totals,
         reached=result.totals,
-    )
-
-
-def view_job(master: JobMaster, now_ms: int) -> JobView:
-    setup, lifecycle = master.setup, master.lifecycle
-    execution = lifecycle.execution or Execution(lifecycle.attempt, setup.graph)
-    return JobView(
-        overview=view_overview(master),
-        now_ms=now_ms,
-        timestamps=dict(lifecycle.timestamps),
-        graph=setup.graph,
-        vertices=execution.views(master.slot_pool.hosts()),
-        workers=master.slot_pool.views(),
-        exceptions=lifecycle.exceptions.views(),
-        submission=setup.submission,
-        attempt=lifecycle.attempt,
-        restarts=lifecycle.backoff.restarts,
-        epoch=setup.epoch,
-        failure=lifecycle.failure,
-        totals=lifecycle.totals(),
-        restarts_at_ms=lifecycle.restarts_at_ms,
     )
 
 
@@ -231,41 +179,63 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
 class Queries:
     """The part of `interface.Coordinator` that changes nothing."""
 
-    def __init__(self, calls: JobCalls, registry: JobRegistry, recovery: RecoveryQueue, storage_root: str) -> None:
+    def __init__(
+        self, calls: JobCalls, registry: JobRegistry, recovery: RecoveryQueue, storage_root: str, clock: Clock
+    ) -> None:
         self._calls = calls
+        self._clock = clock
         self._registry = registry
         self._recovery = recovery
         self._storage_root = storage_root
         self._recorded_numbers = _RecordedNumbers()
 
+    def moment(self, job_id: str | None) -> Moment:
+        """Of one job's view, or of all jobs'. Read the view after its moment: its tag is never newer then."""
+        if job_id is not None:
+            recorded = self._calls.recorded_only(job_id)
+            return self._recorded_moment(recorded) if recorded is not None else self._calls.look(job_id).moment
+        services = self._registry.services()
+        moments = [look.moment for look in self._calls.looks(services)]
+        known = {service.job_id for service in services}
+        moments += [self._recorded_moment(entry) for entry in self._registry.recorded_jobs() if entry.job_id not in known]
+        as_of_ms = min((moment.as_of_ms for moment in moments), default=self._clock.wall_ms())
+        return Moment(as_of_ms, "/".join(sorted(moment.tag for moment in moments)))
+
+    def _recorded_moment(self, job: RecordedJob) -> Moment:
+        """The records of an ended job change only with its checkpoints."""
+        result = job.result
+        end = f"{result.epoch}-{result.created_ms}" if result is not None else "open"
+        ids = ",".join(f"{number}:{entry.fact.value}" for number, entry in sorted(job.checkpoints.items()))
+        tag = f"{job.job_id}-recorded-{job.last_submission}-{max(job.epochs, default=0)}-{end}-{ids}"
+        return Moment(self._clock.wall_ms(), tag)
+
     def jobs(self) -> tuple[JobOverviewView, ...]:
         self._recovery.check_all()  # a job that is missing in a list would be taken for gone
-        futures = [service.query(view_overview) for service in self._registry.services()]
-        led = [self._calls.wait_for(future) for future in futures]
+        led = [look.published.overview for look in self._calls.looks(self._registry.services())]
         known = {view.job_id for view in led}
-        now_ms = wall_clock_ms()
-        ended = [view_recorded_job(entry, now_ms).overview for entry in self._registry.recorded_jobs() if entry.job_id not in known]
+        ended = [view_recorded_overview(entry) for entry in self._registry.recorded_jobs() if entry.job_id not in known]
         return tuple(sorted([*ended, *led], key=lambda view: (view.start_ms, view.job_id)))
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
-        futures = [service.query(view_numbers) for service in self._registry.services()]
-        led = [self._calls.wait_for(future) for future in futures]
+        looks = self._calls.looks(self._registry.services())
+        led = [replace(look.published.numbers, as_of_ms=look.as_of_ms) for look in looks]
         known = {view.overview.job_id for view in led}
         recorded = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
-        return (*led, *self._recorded_numbers.of(recorded))
+        now_ms = self._clock.wall_ms()
+        return (*led, *(replace(view, as_of_ms=now_ms) for view in self._recorded_numbers.of(recorded)))
 
     def job(self, job_id: str) -> JobView:
-        now_ms = wall_clock_ms()
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
-            return view_recorded_job(recorded, now_ms)
-        return self._calls.read(job_id, lambda master: view_job(master, now_ms))
+            return view_recorded_job(recorded, self._clock.wall_ms())
+        look = self._calls.look(job_id)
+        return replace(look.published.job(), now_ms=look.as_of_ms)
 
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
             return view_recorded_checkpoints(recorded)
-        return self._calls.read(job_id, lambda master: master.coordinator.stats.view())
+        return self._calls.look(job_id).published.checkpoints()
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
         recorded = self._calls.recorded_only(job_id)
@@ -274,7 +244,7 @@ class Queries:
             history = view_recorded_checkpoints(recorded).history
             view = next((entry for entry in history if entry.checkpoint_id == checkpoint_id), None)
         else:
-            view = self._calls.read(job_id, lambda master: master.coordinator.stats.checkpoint(checkpoint_id))
+            view = self._calls.look(job_id).published.stats.checkpoint(checkpoint_id)
         if view is None:
             raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return view
@@ -288,11 +258,11 @@ class Queries:
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None and recorded.newest_submission is not None:
-            return CheckpointConfigView(derive_config(recorded, recorded.newest_submission), self._storage_root)
-        config, backlog = self._calls.read(
-            job_id, lambda master: (master.settings.config, master.coordinator.is_processing_backlog)
-        )
-        return CheckpointConfigView(config, self._storage_root, backlog)
+            config = derive_config(recorded, recorded.newest_submission)
+            return CheckpointConfigView(config, self._storage_root, as_of_ms=self._clock.wall_ms())
+        look = self._calls.look(job_id)
+        found = look.published
+        return CheckpointConfigView(found.config, self._storage_root, found.is_processing_backlog, look.as_of_ms)
 
     def savepoint_places(self) -> SavepointPlaces:
         self._recovery.check_all()  # savepoints in a place that is missing here would be taken for unused ones

@@ -15,6 +15,7 @@ from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import (
     Deployment,
     InFlightRestore,
+    OperatorCounts,
     SubtaskDeployment,
     SubtaskKey,
     SubtaskMetrics,
@@ -47,22 +48,125 @@ _TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED}
 
 
 class _Task:
-    __slots__ = ("backlog", "drained", "finished", "metrics", "state", "timestamps")
+    __slots__ = ("_changed", "_subtask", "backlog", "drained", "finished", "metrics", "operators", "state", "timestamps")
 
-    def __init__(self, key: SubtaskKey) -> None:
+    def __init__(self, key: SubtaskKey, changed: set[int]) -> None:
+        """`changed`: subtasks of its vertex that changed since the newest capture."""
+        self._subtask = key.subtask
+        self._changed = changed
         self.state = TaskState.CREATED
         self.drained = False
         self.backlog = 0
         """See SubtaskStatus."""
         self.finished = False
         """All that it emits is in a completed checkpoint. It goes on to pass barriers on, and its process may still fail."""
-        self.timestamps: dict[TaskState, int] = {}
+        self.timestamps: Mapping[TaskState, int] = {}
+        """Replaced, never changed: captures share it."""
         self.metrics = SubtaskMetrics(key.vertex, key.subtask)
+        self.operators: OperatorCounts = ()
+        """As the tally has them."""
+
+    def touch(self) -> None:
+        """Note a change of what users see."""
+        self._changed.add(self._subtask)
 
     @property
     def shown(self) -> TaskState:
         """The state that users see."""
         return TaskState.FINISHED if self.finished and self.state is not TaskState.FAILED else self.state
+
+
+class CapturedTask:
+    """One task at one moment. Only its view is added later, by whichever thread shows it first."""
+
+    __slots__ = ("_view", "drained", "metrics", "operators", "shown", "timestamps")
+
+    def __init__(self, task: _Task) -> None:
+        self.shown = task.shown
+        self.timestamps = task.timestamps
+        self.drained = task.drained
+        self.metrics = task.metrics
+        self.operators = task.operators
+        self._view: SubtaskView | None = None
+
+    def view(self, vertex: str, subtask: int, attempt: int, host: str) -> SubtaskView:
+        known = self._view
+        if known is not None and known.host == host:
+            return known
+        self._view = view = SubtaskView(
+            vertex=vertex,
+            subtask=subtask,
+            state=self.shown,
+            attempt=attempt,
+            host=host,
+            start_ms=self.timestamps.get(TaskState.DEPLOYING, -1),
+            end_ms=self.timestamps.get(self.shown, -1) if self.shown in _TERMINAL else -1,
+            timestamps=self.timestamps,
+            drained=self.drained,
+            metrics=msgspec.structs.replace(self.metrics, operators=self.operators),
+        )
+        return view
+
+
+class CapturedExecution:
+    """The tasks of one attempt at one moment, for any thread. What was not changed between two captures is shared by them."""
+
+    def __init__(
+        self, attempt: int, graph: JobGraph, tasks: Mapping[str, tuple[CapturedTask, ...]], hosts: Mapping[int, str]
+    ) -> None:
+        """`tasks`: of each vertex, by subtask."""
+        self._attempt = attempt
+        self._graph = graph
+        self._tasks = tasks
+        self._hosts = hosts
+
+    def views(self) -> tuple[VertexView, ...]:
+        return tuple(self._vertex_view(vertex.vertex_id) for vertex in self._graph.vertices)
+
+    def _vertex_view(self, vertex_id: str) -> VertexView:
+        vertex, hosts = self._graph.vertex(vertex_id), self._hosts
+        tasks = enumerate(self._tasks[vertex_id])
+        subtasks = tuple(task.view(vertex_id, subtask, self._attempt, hosts.get(subtask, "")) for subtask, task in tasks)
+        states = [subtask.state for subtask in subtasks]
+        state = TaskState.FAILED if TaskState.FAILED in states else min(states, key=lambda entry: _RANK[entry])
+        starts = [subtask.start_ms for subtask in subtasks if subtask.start_ms >= 0]
+        ended = all(entry in _TERMINAL for entry in states)
+        return VertexView(
+            vertex_id=vertex_id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            state=state,
+            start_ms=min(starts, default=-1),
+            end_ms=max((subtask.end_ms for subtask in subtasks), default=-1) if ended else -1,
+            task_counts=Counter(states),
+            subtasks=subtasks,
+        )
+
+
+class _VertexTasks:
+    """Tasks of one vertex, and what the newest capture has of them."""
+
+    __slots__ = ("_captured", "_changed", "_tuple", "tasks")
+
+    def __init__(self, vertex_id: str, parallelism: int) -> None:
+        self._changed: set[int] = set()
+        self.tasks = tuple(_Task(SubtaskKey(vertex_id, subtask), self._changed) for subtask in range(parallelism))
+        self._captured: list[CapturedTask] = []
+        self._tuple: tuple[CapturedTask, ...] = ()
+
+    def capture(self) -> tuple[CapturedTask, ...]:
+        """O(changed), and a copy of one pointer a task."""
+        if not self._captured:
+            self._captured = [CapturedTask(task) for task in self.tasks]
+        elif self._changed:
+            for subtask in self._changed:
+                self._captured[subtask] = CapturedTask(self.tasks[subtask])
+        else:
+            return self._tuple
+        self._changed.clear()
+        self._tuple = tuple(self._captured)
+        return self._tuple
 
 
 class Execution:
@@ -73,15 +177,15 @@ class Execution:
         self.attempt = attempt
         self._graph = graph
         self._tally = Tally(graph, base or {})
+        self._vertices = {vertex.vertex_id: _VertexTasks(vertex.vertex_id, vertex.parallelism) for vertex in graph.vertices}
         self._tasks = {
-            SubtaskKey(vertex.vertex_id, subtask): _Task(SubtaskKey(vertex.vertex_id, subtask))
-            for vertex in graph.vertices
-            for subtask in range(vertex.parallelism)
+            SubtaskKey(vertex_id, subtask): task
+            for vertex_id, vertex in self._vertices.items()
+            for subtask, task in enumerate(vertex.tasks)
         }
         self._counts = Counter({TaskState.CREATED: len(self._tasks)})
         self._timed: dict[SubtaskKey, _Task] = {}
         """Tasks that tell where their time goes, event time or latency."""
-        self._vertices = frozenset(vertex.vertex_id for vertex in graph.vertices)
 
     @property
     def tasks(self) -> frozenset[SubtaskKey]:
@@ -104,7 +208,9 @@ class Execution:
         if counters is not None and is_own and task.state not in _TERMINAL:
             self._measure(task, counters)
         drained = status.drained and not task.drained
-        task.drained = task.drained or status.drained
+        if drained:
+            task.drained = True
+            task.touch()
         backlog = status.backlog > task.backlog
         task.backlog = max(task.backlog, status.backlog)
         return self._enter(task, status.state, wall_ms) or drained or backlog
@@ -115,7 +221,8 @@ class Execution:
             task = self._tasks.get(key)
             if task is not None and task.state is TaskState.RUNNING and not task.finished:
                 before, task.finished = task.shown, True
-                task.timestamps[TaskState.FINISHED] = wall_ms
+                task.timestamps = {**task.timestamps, TaskState.FINISHED: wall_ms}
+                task.touch()
                 self._count(before, task.shown)
 
     def lose(self, slot: int, wall_ms: int) -> None:
@@ -132,7 +239,8 @@ class Execution:
                 self._measure(task, entry)
 
     def _measure(self, task: _Task, metrics: SubtaskMetrics) -> None:
-        self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
+        task.operators = self._tally.count(metrics.vertex, metrics.subtask, metrics.operators)
+        task.touch()
         task.metrics = msgspec.structs.replace(metrics, operators=())  # the tally has the operators' counts
         if metrics.latencies:
             own = tuple(each for each in metrics.latencies if each.source in self._vertices)
@@ -183,49 +291,20 @@ class Execution:
         """Number of tasks in each state that occurs, as users see it. Counted at each change: a scrape costs O(states)."""
         return +self._counts
 
+    def capture(self, hosts: Mapping[int, str]) -> CapturedExecution:
+        """The tasks as they are. `hosts`: of the slots; it must not change any more."""
+        tasks = {vertex_id: vertex.capture() for vertex_id, vertex in self._vertices.items()}
+        return CapturedExecution(self.attempt, self._graph, tasks, hosts)
+
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
-        return tuple(self._vertex_view(vertex.vertex_id, hosts) for vertex in self._graph.vertices)
-
-    def _vertex_view(self, vertex_id: str, hosts: Mapping[int, str]) -> VertexView:
-        vertex = self._graph.vertex(vertex_id)
-        keys = [SubtaskKey(vertex_id, subtask) for subtask in range(vertex.parallelism)]
-        subtasks = tuple(self._subtask_view(key, hosts.get(key.subtask, "")) for key in keys)
-        states = [subtask.state for subtask in subtasks]
-        state = TaskState.FAILED if TaskState.FAILED in states else min(states, key=lambda entry: _RANK[entry])
-        starts = [subtask.start_ms for subtask in subtasks if subtask.start_ms >= 0]
-        ended = all(entry in _TERMINAL for entry in states)
-        return VertexView(
-            vertex_id=vertex_id,
-            name=vertex.name,
-            parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
-            state=state,
-            start_ms=min(starts, default=-1),
-            end_ms=max((subtask.end_ms for subtask in subtasks), default=-1) if ended else -1,
-            task_counts=Counter(states),
-            subtasks=subtasks,
-        )
-
-    def _subtask_view(self, key: SubtaskKey, host: str) -> SubtaskView:
-        task = self._tasks[key]
-        return SubtaskView(
-            vertex=key.vertex,
-            subtask=key.subtask,
-            state=task.shown,
-            attempt=self.attempt,
-            host=host,
-            start_ms=task.timestamps.get(TaskState.DEPLOYING, -1),
-            end_ms=task.timestamps.get(task.shown, -1) if task.shown in _TERMINAL else -1,
-            timestamps=dict(task.timestamps),
-            drained=task.drained,
-            metrics=msgspec.structs.replace(task.metrics, operators=self._tally.reported(key.vertex, key.subtask)),
-        )
+        return self.capture(hosts).views()
 
     def _enter(self, task: _Task, state: TaskState, wall_ms: int) -> bool:
         if _RANK[state] <= _RANK[task.state]:
             return False
         before, task.state = task.shown, state
-        task.timestamps.setdefault(state, wall_ms)
+        task.timestamps = {**task.timestamps, state: task.timestamps.get(state, wall_ms)}
+        task.touch()
         self._count(before, task.shown)
         return True
 

@@ -151,9 +151,10 @@ class Lifecycle:
         reported = self.next.base if self.execution is None else self.execution.totals()
         return reached(self._totals_restored(), reported)
 
-    def reached(self) -> Totals:
-        """As `totals`, but never falling: after a restart they stay until the job has counted as much again."""
-        return reached(self._reached, self.totals())
+    def reached(self, totals: Totals | None = None) -> Totals:
+        """As `totals`, but never falling: after a restart they stay until the job has counted as much again. `totals`: those of
+        now, if they are known."""
+        return reached(self._reached, self.totals() if totals is None else totals)
 
     @property
     def keeps_nothing(self) -> bool:
@@ -345,7 +346,7 @@ class Lifecycle:
         if self.finishing:
             self._finish(execution)
             return
-        if execution.all_running and not self._scheduled:
+        if not self._scheduled and execution.all_running:
             self._scheduled = True
             self.failure = None
             self.backoff.recovered()

@@ -54,6 +54,7 @@ from holdfast.coordinator.views import (
     JobNumbersView,
     JobOverviewView,
     JobView,
+    Moment,
     Quantiles,
     RestoredView,
     SavepointPlaces,
@@ -239,6 +240,7 @@ class FakeCoordinator:
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
+    moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
 
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
@@ -353,6 +355,9 @@ class FakeCoordinator:
     def trigger_status(self, job_id: str, trigger_id: str) -> TriggerView:
         self._called("trigger_status", job_id, trigger_id)
         return self.trigger
+
+    def moment(self, job_id: str | None = None) -> Moment:
+        return self.moments
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self.overviews if self.overviews is not None else (make_overview(self.state),)

@@ -32,7 +32,7 @@ def client(served: Served) -> Iterator[RestClient]:
 
 def test_a_change_is_answered_with_what_holds(served: Served, coordinator: FakeCoordinator) -> None:
     answer = served.json("PATCH", CONFIG, {"checkpoint_interval_ms": None, "tolerable_failed_checkpoints": 4})
-    assert set(answer) == {"settings", "processing_backlog"}
+    assert set(answer) == {"settings", "processing_backlog", "as_of_ms"}
     assert tuple(answer["settings"]) == TUNABLE
     assert (answer["settings"]["checkpoint_interval_ms"], answer["settings"]["tolerable_failed_checkpoints"]) == (None, 4)
     assert ("change_settings", JOB, {"checkpoint_interval_ms": None, "tolerable_failed_checkpoints": 4}) in coordinator.calls

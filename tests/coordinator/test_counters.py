@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
-from holdfast.coordinator.dispatcher.queries import view_job, view_recorded_job
+from holdfast.coordinator.dispatcher.published import capture
+from holdfast.coordinator.dispatcher.queries import view_recorded_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.statebackends.layout import JobPaths
@@ -35,7 +36,7 @@ def beat(rig: Rig, slot: int, records: int) -> None:
 
 
 def shown(rig: Rig) -> list[list[int]]:
-    return [[subtask.metrics.records_in for subtask in vertex.subtasks] for vertex in view_job(rig.master, 0).vertices]
+    return [[subtask.metrics.records_in for subtask in vertex.subtasks] for vertex in capture(rig.master, 0, 0).job().vertices]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
-from holdfast.coordinator.dispatcher.queries import Queries, view_overview
+from holdfast.coordinator.dispatcher.published import view_overview
+from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
@@ -57,7 +58,7 @@ def calls(process: Process) -> JobCalls:
 
 
 def queries(process: Process) -> Queries:
-    return Queries(calls(process), process.host.registry, process.host.recovery, process.root)
+    return Queries(calls(process), process.host.registry, process.host.recovery, process.root, process.clock)
 
 
 def registration(process: Process, *, submission: int) -> RegisterWorker:

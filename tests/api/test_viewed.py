@@ -1,0 +1,118 @@
+"""GETs that are answered from views: how old they are, and 304 for an answer that the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.api.routes import flink, jobs, viewed, workers
+from holdfast.coordinator.views import Moment
+from tests.api.fakes import JOB, TRIGGER, FakeCoordinator, Served, serving
+
+AS_OF_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def _service() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+@pytest.fixture(scope="module")
+def _served(_service: FakeCoordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(_service, Path(tmp_path_factory.mktemp("state"))) as served:
+        yield served
+
+
+@pytest.fixture
+def service(_service: FakeCoordinator) -> FakeCoordinator:
+    _service.reset()
+    return _service
+
+
+@pytest.fixture
+def served(_served: Served, service: FakeCoordinator) -> Served:
+    return _served
+
+
+VIEWED_PATHS = [
+    "/v1/overview",
+    "/v1/jobs",
+    "/v1/jobs/overview",
+    "/v1/totals",
+    f"/v1/jobs/{JOB}",
+    f"/jobs/{JOB}",
+    f"/v1/jobs/{JOB}/status",
+    f"/v1/jobs/{JOB}/plan",
+    f"/v1/jobs/{JOB}/exceptions",
+    f"/v1/jobs/{JOB}/settings",
+    f"/v1/jobs/{JOB}/workers",
+    f"/v1/jobs/{JOB}/checkpoints",
+    f"/v1/jobs/{JOB}/checkpoints/config",
+]
+
+
+@pytest.mark.parametrize("path", VIEWED_PATHS)
+def test_answer_says_how_old_it_is_and_is_not_sent_twice(path: str, served: Served, service: FakeCoordinator) -> None:
+    first = served.request("GET", path)
+    assert (first.status, first.headers[viewed.AS_OF_HEADER]) == (200, str(AS_OF_MS))
+    service.moments = Moment(AS_OF_MS + 10, "a-tag")
+    again = served.request("GET", path, headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status, again.data) == (304, b"")
+    assert again.headers["ETag"] == first.headers["ETag"]
+    assert again.headers[viewed.AS_OF_HEADER] == str(AS_OF_MS + 10)
+    service.moments = Moment(AS_OF_MS + 20, "another")
+    newer = served.request("GET", path, headers={"If-None-Match": first.headers["ETag"]})
+    assert newer.status == 200
+    assert newer.headers["ETag"] != first.headers["ETag"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        ("*", 304),
+        ('"nothing", {tag}', 304),
+        ("{strong}", 304),
+        ('"nothing"', 200),
+        ("", 200),
+        ("W/", 200),
+        (", ".join(['"x"'] * 1_000), 200),
+    ],
+)
+def test_condition_is_compared_weakly(condition: str, status: int, served: Served) -> None:
+    tag = served.request("GET", f"/v1/jobs/{JOB}").headers["ETag"]
+    sent = condition.format(tag=tag, strong=tag.removeprefix("W/"))
+    assert served.request("GET", f"/v1/jobs/{JOB}", headers={"If-None-Match": sent}).status == status
+
+
+def test_own_bodies_say_until_when_they_are_known_to_hold(served: Served) -> None:
+    assert "as_of_ms" in served.json("GET", f"/v1/jobs/{JOB}/settings")
+    assert "as_of_ms" in served.json("GET", f"/v1/jobs/{JOB}/workers")
+    assert all("as_of_ms" in job for job in served.json("GET", "/v1/totals")["jobs"])
+
+
+def test_metrics_say_how_old_they_are(served: Served) -> None:
+    assert served.request("GET", "/metrics").headers[viewed.AS_OF_HEADER] == str(AS_OF_MS)
+
+
+@pytest.mark.parametrize("path", [f"/v1/jobs/{JOB}/checkpoints/{TRIGGER}", "/v1/config", "/healthz"])
+def test_trigger_polls_and_what_no_view_shows_have_no_tag(path: str, served: Served) -> None:
+    answer = served.request("GET", path, headers={"If-None-Match": "*"})
+    assert answer.status == 200
+    assert "ETag" not in answer.headers
+
+
+def test_unknown_job_and_error_have_no_tag(served: Served) -> None:
+    answer = served.request("GET", f"/v1/jobs/{'f' * 32}")
+    assert answer.status == 404
+    assert "ETag" not in answer.headers
+
+
+def test_only_gets_are_answered_from_views() -> None:
+    """A request that changes something must never be withheld."""
+    routes = [route for router in (flink.router, jobs.router, workers.router) for route in router.routes]
+    for route in routes:
+        dependencies = [each.dependency for each in getattr(route, "dependencies", ())]
+        if viewed.from_views in dependencies:
+            assert getattr(route, "methods", set()) == {"GET"}, route
