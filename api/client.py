@@ -10,9 +10,10 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 import tenacity
@@ -135,6 +136,16 @@ class RestClient:
     def checkpoint_subtasks(self, job_id: str, checkpoint_id: int, vertex_id: str) -> dict[str, Any]:
         """One vertex's part of a checkpoint, subtask by subtask."""
         return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}/subtasks/{vertex_id}")
+
+    def history(
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+    ) -> dict[str, Any]:
+        """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
+        `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
+
+        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
+        query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
+        return self._get(f"/v1/jobs/{job_id}/history?{query}")
 
     def workers(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/workers")

@@ -29,6 +29,8 @@ class ServiceConfig:
     """How long a call from outside waits for its job's thread. At least 1."""
     view_interval_ms: int = VIEW_INTERVAL_MS
     """Least time between two views of a job that GETs are answered from; 0: each has what holds now. At least 0."""
+    history: bool = True
+    """Record what happens to jobs in their directories."""
     jobs_max: int = 1_000
     """Jobs in memory, ended ones included; the one that ended first is forgotten first. At least 1."""
     seed: int | None = None

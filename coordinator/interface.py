@@ -15,6 +15,8 @@ from typing import Protocol
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.history.records import HistoryPage
+from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
     CheckpointConfigView,
@@ -196,6 +198,9 @@ class Coordinator(Protocol):
     def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
+
+    def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
+        """What happened to a job, from its directory: of any job there, whoever leads it."""
 
     def savepoint_places(self) -> SavepointPlaces:
         """Places of savepoints, of every job that this process leads or has on record, by the newest 1,000 requests of each.

@@ -44,6 +44,9 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
     """Snapshot that it is restored from; 0: it begins empty."""
     folder: str = ""
     savepoint: bool = False
+    replayed: int | None = None
+    """Records that sources had read behind the restored cut, as far as workers had reported: they are read again. None: it is not
+    known."""
 
 
 class CheckpointFailed(msgspec.Struct, frozen=True):

@@ -32,7 +32,10 @@ from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, Rec
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
+from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.history.records import HistoryPage
+from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.restore.plan import derive_triggers
@@ -51,6 +54,7 @@ from holdfast.coordinator.views import (
     VertexCheckpointView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import InTurn, Storage, run_flow, transfers_of
 
@@ -78,7 +82,7 @@ class CoordinatorService:
         """With many jobs read in parallel, further threads for the reads of each job cost more than they save."""
         self._rng = random.Random(config.seed)
         self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
-        clock = SystemClock()
+        self._clock = clock = SystemClock()
         self._host = Dispatcher(
             config,
             self._storage.root,
@@ -323,6 +327,15 @@ class CoordinatorService:
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)
+
+    def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
+        if not is_job_id(job_id):
+            raise NotFoundError(f"job {job_id} not found", job=job_id)
+        page = run_flow(read_history(JobPaths(job_id), query, self._clock.wall_ms()), self._storage)
+        if not page.next and not self._registry.is_known(job_id):
+            self._recovery.check(job_id)
+            raise NotFoundError(f"job {job_id} not found", job=job_id)
+        return page
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()

@@ -3,6 +3,7 @@
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
+    <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
     <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
@@ -70,6 +71,7 @@ TASK_OWNED_FOLDER = "taskowned"
 """Folder in a job's directory for files that tasks own; the coordinator deletes none of them. Source: Flink's layout."""
 CONFIG_FOLDER = "config"
 """Settings of running submissions that were changed."""
+HISTORY_FOLDER = "history"
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -91,6 +93,7 @@ UNFINISHED_NAME = "_unfinished"
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
+_HISTORY_NAME = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\.jsonl")
 _JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
@@ -138,6 +141,14 @@ class JobPaths(msgspec.Struct, frozen=True):
 
     def config(self, number: int) -> str:
         return f"{self.job_id}/{CONFIG_FOLDER}/{number}.json"
+
+    @property
+    def histories(self) -> str:
+        return f"{self.job_id}/{HISTORY_FOLDER}"
+
+    def history(self, epoch: int, first: int) -> str:
+        """File of the records that one leader made, from number `first` on."""
+        return f"{self.job_id}/{HISTORY_FOLDER}/{epoch}-{first}.jsonl"
 
     @property
     def shared(self) -> str:
@@ -235,6 +246,12 @@ def is_in_stream(name: str) -> bool:
 def is_job_record(name: str) -> bool:
     """Whether a path within a job's directory is one of the job's records."""
     return _JOB_RECORD.fullmatch(name) is not None
+
+
+def parse_history_name(name: str) -> tuple[int, int] | None:
+    """Epoch and number of the first record of a file in a job's history; None for any other name."""
+    found = _HISTORY_NAME.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def is_input_manifest(path: str) -> bool:

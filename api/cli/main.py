@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 
 from holdfast.api.cli import console
 from holdfast.api.cli import snapshots as commands
+from holdfast.api.cli.history import show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
 from holdfast.api.client import RestClient
@@ -142,6 +144,10 @@ class JobReader(Protocol):
 
     def checkpoints(self, job_id: str) -> dict[str, Any]: ...
 
+    def history(
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+    ) -> dict[str, Any]: ...
+
 
 def resolve_job(client: JobReader, text: str) -> str:
     """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
@@ -242,6 +248,33 @@ def jobs(
 def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
     count = totals.get(job_id, {}).get(name)
     return "-" if count is None else f"{count:,}"
+
+
+@app.command()
+def history(
+    job: Job,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
+    kinds: Annotated[
+        str, typer.Option("--kinds", help="Only these: leader, state, failure, restart, checkpoint, request; separated by commas.")
+    ] = "",
+    after: Annotated[
+        str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
+    ] = "",
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Show what happened to a job: its leaders, states, failures, restarts, checkpoints and users' requests, oldest first. Also of
+    jobs that have ended, and without a coordinator from the state directory."""
+    client = connect_to_read(url, token_file, state_dir, offline=offline)
+    wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
+    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after)
+    if as_json:
+        console.show_json(found)
+    else:
+        show_history(found)
 
 
 @app.command()

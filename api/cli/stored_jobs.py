@@ -5,6 +5,7 @@ leader knows (which tasks run, how long a checkpoint took), nor whether a job wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.coordinator.dispatcher.queries import UNKNOWN_STATE, view_recorded
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
+from holdfast.coordinator.history.store import HistoryQuery, parse_position, read_history
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
@@ -72,6 +74,18 @@ class StoredJobs:
             raise NotFoundError(f"{self.location} has no job {job_id}", job=job_id)
         view = render_checkpoints.checkpoints(view_recorded_checkpoints(job), self.location)
         return view.model_dump(mode="json", by_alias=True)
+
+
+    def history(
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+    ) -> dict[str, Any]:
+        """As in GET /v1/jobs/:id/history. Raises NotFoundError."""
+        query = HistoryQuery(parse_position(after), frozenset(kinds) or None, limit, newest=newest)
+        page = run_flow(read_history(JobPaths(job_id), query, time.time_ns() // 1_000_000), self._storage)
+        if not page.next and not run_flow(_read(job_id), self._storage).exists:
+            raise NotFoundError(f"{self.location} has no job {job_id}", job=job_id)
+        found: dict[str, Any] = msgspec.to_builtins(page)
+        return {"records": found.pop("entries"), **found}
 
 
 def _read_all() -> Flow[dict[str, RecordedJob | HoldfastError]]:

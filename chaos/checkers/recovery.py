@@ -27,7 +27,7 @@ from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths
 from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage.port import Flow, run_flow
 
-_RECORDS = ("leader", "submissions", "attempts", "results", "config", "sources", "sinks")  # `sinks`: I42
+_RECORDS = ("leader", "submissions", "attempts", "results", "config", "history", "sources", "sinks")  # `sinks`: I42
 _NONCE = "tried recovery"
 
 

@@ -46,6 +46,8 @@ Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 TURN_US = (10, 250)
 """Least and most time until a job thread takes its next turn."""
 CALL_TIMEOUT_MS = 30_000
+HISTORY_SHARE = 0.25
+"""Share of coordinators that record histories: nothing that a job does may depend on it."""
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -100,7 +102,8 @@ class CoordinatorHost:
         self._cleanup = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
         rng = random.Random(ports.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
-        config = ServiceConfig(storage.root, url=self.url)
+        records = ports.kernel.streams.of(f"history/{process.name}").random() < HISTORY_SHARE
+        config = ServiceConfig(storage.root, url=self.url, history=records)
         self.host = Dispatcher(
             config,
             storage.root,

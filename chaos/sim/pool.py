@@ -191,7 +191,7 @@ def operation_point(role: str, operation: Operation) -> str:
     return f"{role}.{type(operation).__name__}.{file_kind(path_of(operation))}"
 
 
-_FOLDERS = ("leader", "attempts", "submissions", "results", "config", "log", "staged", "data", "sources", "shared")
+_FOLDERS = ("leader", "attempts", "submissions", "results", "config", "history", "log", "staged", "data", "sources", "shared")
 
 
 def file_kind(path: str) -> str:

@@ -205,6 +205,8 @@ class CheckpointStats:
         """Of `_numbers` as they are; None: not captured since they changed."""
         self._latest: dict[str, CheckpointView] = {}
         self._restored: RestoredView | None = None
+        self._untaken: OrderedDict[int, CheckpointView] = OrderedDict()
+        """Finished ones that `take_finished` has not returned."""
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
 
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
@@ -280,7 +282,17 @@ class CheckpointStats:
     def view(self) -> CheckpointStatsView:
         return self.capture().view()
 
+    def take_finished(self) -> Mapping[int, CheckpointView]:
+        """The checkpoints that were completed or failed since the last call, HISTORY_MAX at most."""
+        if not self._untaken:
+            return {}
+        taken, self._untaken = self._untaken, OrderedDict()
+        return taken
+
     def _keep(self, view: CheckpointView) -> None:
+        self._untaken[view.checkpoint_id] = view
+        while len(self._untaken) > HISTORY_MAX:
+            self._untaken.popitem(last=False)
         self._finished[view.checkpoint_id] = view
         while len(self._finished) > HISTORY_MAX:
             self._finished.popitem(last=False)

@@ -471,6 +471,7 @@ class Dispatcher:
             job_thread=self._make_job_thread(),
             inbox_events_max=self._config.inbox_events_max,
             view_interval_ms=self._config.view_interval_ms,
+            history=self._config.history,
         )
         service.start()
         self.registry.put(service)

@@ -18,6 +18,7 @@ from holdfast.barriers.messages import NumberedCommand
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.job_history import JobHistory
 from holdfast.coordinator.dispatcher.job_log import JobLog
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
@@ -60,7 +61,9 @@ class JobMasterRunner:
         job_thread: JobThread,
         inbox_events_max: int,
         view_interval_ms: int = VIEW_INTERVAL_MS,
+        history: bool = False,
     ) -> None:
+        """`history`: record what happens in the job's directory."""
         self._master = master
         self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
@@ -82,6 +85,7 @@ class JobMasterRunner:
         self._streams: dict[int, Subscription] = {}
         self._ended = threading.Event()
         self._failed = False
+        self._history = JobHistory(master.setup, runner, clock, self._post_call) if history else None
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -123,6 +127,8 @@ class JobMasterRunner:
 
     def start(self) -> None:
         self._log.taken(self._master.setup)
+        if self._history is not None:
+            self._history.led()
         self._inbox.put(job_events.JobStarted())
         self._job_thread.start(self)
 
@@ -184,6 +190,10 @@ class JobMasterRunner:
         self._inbox.put(item)
         self._job_thread.wake()
 
+    def _post_call(self, act: Callable[[], None]) -> None:
+        if not self._closed:
+            self._put(_Call(act))
+
     def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
         """A ticket for a call, or 0 with the Future failed when the service is closed."""
         with self._lock:
@@ -211,7 +221,11 @@ class JobMasterRunner:
 
     def next_deadline_ms(self) -> int | None:
         """When the next turn is due if no event comes before, monotonic ms; None for never."""
-        return None if self._closed else self._master.next_deadline_ms()
+        if self._closed:
+            return None
+        of_history = self._history.next_deadline_ms() if self._history is not None else None
+        due = [time for time in (self._master.next_deadline_ms(), of_history) if time is not None]
+        return min(due, default=None)
 
     def turn(self) -> bool:
         """Capture the job for readers who wait. Handle one waiting item, or a passed deadline, and perform the actions. False if
@@ -225,13 +239,14 @@ class JobMasterRunner:
                 self._publisher.publish(self._master)
             item = self._take()
             self._handle(item)
+            writes = self._history is not None and not self._closed and self._history.advance()
         except Exception:  # the end of a process, simulated or real, passes through
             logger.critical("job %s: the core failed; this coordinator leads the job no more", self.job_id, exc_info=True)
             self._fail()
             return True
         finally:
             self._turning = None
-        return is_wanted or item is not _NOTHING
+        return is_wanted or writes or item is not _NOTHING
 
     def _take(self) -> Any:
         if self._own:
@@ -247,6 +262,8 @@ class JobMasterRunner:
             return
         if item is _STOP:
             self._shut()
+        elif isinstance(item, _Call):
+            item.act()
         elif isinstance(item, _QueryPosted):
             self._publisher.outdate()
             self._queries.pop(item.ticket).answer(self._master)
@@ -254,11 +271,17 @@ class JobMasterRunner:
             self._publisher.changed()
             now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
             out = self._master.handle(item, now_ms=now_ms, wall_ms=wall_ms)
-            self._log.write(self._master.notes)
+            self._note()
             if isinstance(item, _OF_USERS) or any(isinstance(note, StateChanged) for note in self._master.notes):
                 self._publisher.outdate()
             for action in out:
                 self._perform(action)
+
+    def _note(self) -> None:
+        """Log and record what the newest event brought."""
+        self._log.write(self._master.notes)
+        if self._history is not None:
+            self._history.turned(self._master)
 
     def _perform(self, action: job_actions.Action) -> None:
         match action:
@@ -330,6 +353,7 @@ class JobMasterRunner:
         self._failed = True
         try:
             self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
+            self._note()
         finally:
             self._shut()
 
@@ -342,6 +366,8 @@ class JobMasterRunner:
         self._streams.clear()
         while not self._inbox.empty():
             self._inbox.get_nowait()
+        if self._history is not None:
+            self._history.close()
         for ticket in list(self._calls):
             _settle(self._calls.pop(ticket), lambda: _raise(self._gone()))
         for ticket in list(self._queries):
@@ -357,6 +383,13 @@ class _Query:
 
     def answer(self, master: JobMaster) -> None:
         _settle(self.future, lambda: self.read(master))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """To be called in a turn; it changes nothing of the job."""
+
+    act: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

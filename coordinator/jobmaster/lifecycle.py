@@ -35,7 +35,7 @@ from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
-from holdfast.coordinator.totals import Totals, reached
+from holdfast.coordinator.totals import Totals, derive_job_totals, reached
 from holdfast.coordinator.views import RestoredView
 from holdfast.statebackends.errors import HoldfastError, InvariantError
 
@@ -314,8 +314,15 @@ class Lifecycle:
         if self.next.is_prepared and self._turn.now_ms >= self._restart_at_ms and self._slot_pool.all_ready():
             self._deploy()
 
+    def _replayed(self) -> int | None:
+        """Records that the next attempt reads again."""
+        if self.execution is None:
+            return None
+        graph = self._setup.graph
+        return max(0, derive_job_totals(graph, self.totals()).records_in - derive_job_totals(graph, self.next.base).records_in)
+
     def _deploy(self) -> None:
-        self._reached = self.reached()
+        self._reached, replayed = self.reached(), self._replayed()
         self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
         self.execution.enter_all(TaskState.SCHEDULED, self._turn.wall_ms)
         self.execution.enter_all(TaskState.DEPLOYING, self._turn.wall_ms)
@@ -324,8 +331,8 @@ class Lifecycle:
         if restored is not None:
             view = RestoredView(restored.checkpoint_id, self._turn.wall_ms, restored.is_savepoint, restored.folder)
             self._coordinator.stats.restored(view)
-        point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0,)
-        self._turn.notes.append(AttemptDeployed(self.attempt, *point))
+        point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0, "", False)
+        self._turn.notes.append(AttemptDeployed(self.attempt, *point, replayed))
         deployments = self.next.deploy(self._slot_pool.data_ports(), self._draw_secret())
         for slot in self._slot_pool.slots:
             self._slot_pool.send(slot, Deploy(deployments[slot.index]))

@@ -20,6 +20,7 @@ from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.layout import (
     CLAIM_NAME,
     FSCK_FOLDER,
+    HISTORY_FOLDER,
     INPUT_MANIFEST,
     METADATA_NAME,
     SHARED_FOLDER,
@@ -32,6 +33,7 @@ from holdfast.statebackends.layout import (
     is_in_stream,
     is_job_record,
     parse_checkpoint_name,
+    parse_history_name,
     part_path,
     writer_of,
 )
@@ -61,6 +63,8 @@ class OwnerKind(StrEnum):
     SINKS = "sinks"
     """Files of sinks that write below the state directory; the sinks' own sweep deletes what they don't need."""
     RECORDS = "records"
+    HISTORY = "history"
+    """What happened to a job; its leader deletes the oldest."""
     UNKNOWN = "unknown"
     """Nothing that Holdfast writes."""
 
@@ -196,6 +200,8 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
         return OwnerKind.CHECKPOINTS, _of_checkpoint(evidence, number, rest, path, claims)
     if is_job_record(name):
         return OwnerKind.RECORDS, _owned("the job")
+    if top == HISTORY_FOLDER and parse_history_name(rest) is not None:
+        return OwnerKind.HISTORY, _owned("the job's history")
     if top == SHARED_FOLDER and rest:
         return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
     if top == TASK_OWNED_FOLDER and rest:

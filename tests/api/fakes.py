@@ -41,6 +41,8 @@ from holdfast.barriers.messages import (
     TaskState,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.history.records import HistoryPage
+from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
@@ -239,6 +241,7 @@ class FakeCoordinator:
     subscriptions: list[FakeSubscription] = field(default_factory=list)
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
+    page: HistoryPage = field(default_factory=lambda: HistoryPage(()))
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
 
@@ -396,6 +399,10 @@ class FakeCoordinator:
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)
         return CheckpointConfigView(self.config, self.directory)
+
+    def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
+        self._called("history", job_id, query)
+        return self.page
 
     def savepoint_places(self) -> SavepointPlaces:
         return self.places

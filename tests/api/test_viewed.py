@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from holdfast.api.routes import flink, jobs, viewed, workers
 from holdfast.coordinator.views import Moment
-from tests.api.fakes import JOB, TRIGGER, FakeCoordinator, Served, serving
+from tests.api.fakes import JOB, TRIGGER, FakeCoordinator, Served
 
 AS_OF_MS = 1_700_000_000_000
-
-
-@pytest.fixture(scope="module")
-def _service() -> FakeCoordinator:
-    return FakeCoordinator()
-
-
-@pytest.fixture(scope="module")
-def _served(_service: FakeCoordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(_service, Path(tmp_path_factory.mktemp("state"))) as served:
-        yield served
-
-
-@pytest.fixture
-def service(_service: FakeCoordinator) -> FakeCoordinator:
-    _service.reset()
-    return _service
-
-
-@pytest.fixture
-def served(_served: Served, service: FakeCoordinator) -> Served:
-    return _served
 
 
 VIEWED_PATHS = [
@@ -54,15 +29,15 @@ VIEWED_PATHS = [
 
 
 @pytest.mark.parametrize("path", VIEWED_PATHS)
-def test_answer_says_how_old_it_is_and_is_not_sent_twice(path: str, served: Served, service: FakeCoordinator) -> None:
+def test_answer_says_how_old_it_is_and_is_not_sent_twice(path: str, served: Served, coordinator: FakeCoordinator) -> None:
     first = served.request("GET", path)
     assert (first.status, first.headers[viewed.AS_OF_HEADER]) == (200, str(AS_OF_MS))
-    service.moments = Moment(AS_OF_MS + 10, "a-tag")
+    coordinator.moments = Moment(AS_OF_MS + 10, "a-tag")
     again = served.request("GET", path, headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status, again.data) == (304, b"")
     assert again.headers["ETag"] == first.headers["ETag"]
     assert again.headers[viewed.AS_OF_HEADER] == str(AS_OF_MS + 10)
-    service.moments = Moment(AS_OF_MS + 20, "another")
+    coordinator.moments = Moment(AS_OF_MS + 20, "another")
     newer = served.request("GET", path, headers={"If-None-Match": first.headers["ETag"]})
     assert newer.status == 200
     assert newer.headers["ETag"] != first.headers["ETag"]

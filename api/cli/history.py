@@ -1,0 +1,101 @@
+"""Prints a job's history, a line a record; gaps and what can't be read are named beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.api.cli import console
+
+_Facts = Mapping[str, Any]
+
+
+def show_history(found: Mapping[str, Any]) -> None:
+    """`found`: the answer of GET /v1/jobs/:jobid/history."""
+    rows = [
+        (f"{each['epoch']}-{each['number']}", console.time_text(each["at_ms"]), each["kind"], describe(each["kind"], each["facts"]))
+        for each in found["records"]
+    ]
+    console.show_table(("RECORD", "AT", "KIND", "WHAT"), rows, empty="no records")
+    for gap in found["gaps"]:
+        console.show_note(_gap(gap))
+    for damage in found["damage"]:
+        where = f"{damage['path']}, line {damage['line']}" if damage["line"] else damage["path"]
+        console.show_note(f"can't be read, and is left out: {where}: {damage['reason']}")
+    if found["more"]:
+        console.show_note(f"there is more: --after {found['next']}")
+
+
+def _gap(gap: Mapping[str, Any]) -> str:
+    epoch, after, before, missing = gap["epoch"], gap["after"], gap["before"], gap["missing"]
+    if before is None:
+        return f"the leader of epoch {epoch} was cut off behind record {after}: its last records may be lost"
+    return f"{missing:,} records of epoch {epoch} are not there: those between {after} and {before}"
+
+
+def describe(kind: str, facts: _Facts) -> str:
+    """A record in words. One that this version does not know, or that lacks a fact, is shown as its facts are."""
+    words = _WORDS.get(kind)
+    try:
+        return words(facts) if words is not None else _plain(facts)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _plain(facts)
+
+
+def _plain(facts: _Facts) -> str:
+    return ", ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def _leader(facts: _Facts) -> str:
+    how = "taken over" if facts["took_over"] else "begun"
+    newest = facts["newest_checkpoint"]
+    return f"submission {facts['submission']}, {how}; newest checkpoint {newest or 'none'}"
+
+
+def _state(facts: _Facts) -> str:
+    why = f": {facts['reason']}" if facts.get("reason") else ""
+    return f"{facts['state']}, was {facts['previous']}{why}"
+
+
+def _failure(facts: _Facts) -> str:
+    where = f" in subtask {facts['subtask']} of {facts['vertex']}" if facts.get("vertex") else ""
+    delay = facts["restart_in_ms"]
+    then = "no restart is left" if delay is None else f"restart {facts['restarts']} in {delay} ms"
+    return f"attempt {facts['attempt']} failed{where}; {then}: {facts['error']}"
+
+
+def _restart(facts: _Facts) -> str:
+    kind = "savepoint" if facts["savepoint"] else "checkpoint"
+    source = f"from {kind} {facts['checkpoint_id']}" if facts["checkpoint_id"] else "with empty state"
+    again = f"; {facts['replayed']:,} records are read again" if facts.get("replayed") else ""
+    return f"attempt {facts['attempt']} starts {source}{again}"
+
+
+def _checkpoint(facts: _Facts) -> str:
+    name = f"{facts['checkpoint_kind'].replace('_', '-')} {facts['id']}"
+    if facts["status"] != "COMPLETED":
+        missing = f", {facts['missing_count']} subtasks did not acknowledge" if facts.get("missing_count") else ""
+        message = facts.get("message")
+        why = f": {message}" if message and message != facts["reason"] else ""
+        return f"{name} failed, {facts['reason']}{missing}{why}"
+    slowest = facts["slowest"][0] if facts.get("slowest") else None
+    last = f"; slowest: subtask {slowest['subtask']} of {slowest['vertex']}" if slowest else ""
+    took, size = console.duration_text(facts["duration_ms"]), console.size_text(facts["checkpointed_size"])
+    return f"{name} in {took}, {size}{last}"
+
+
+def _request(facts: _Facts) -> str:
+    name = facts["request_kind"].replace("_", "-")
+    if facts["reason"] is None:
+        return f"{name} is complete: id {facts['checkpoint_id']}{' at ' + facts['location'] if facts['location'] else ''}"
+    return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
+
+
+_WORDS: Mapping[str, Callable[[_Facts], str]] = {
+    "leader": _leader,
+    "state": _state,
+    "failure": _failure,
+    "restart": _restart,
+    "checkpoint": _checkpoint,
+    "request": _request,
+}

@@ -1,0 +1,93 @@
+"""A job's history, page by page: what its leaders recorded in the state directory, also of jobs that have ended."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from holdfast.api.flink import schemas
+from holdfast.api.routes.common import ERRORS, JobId, Service
+from holdfast.coordinator.history.records import HistoryPage
+from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
+
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+PAGE_DEFAULT = 100
+TEXT_CHARS_MAX = 256
+
+
+class HistoryRecord(schemas.Record):
+    epoch: int
+    """Of the leader that recorded it."""
+    number: int
+    """Consecutive within the epoch."""
+    at_ms: int
+    kind: str
+    """leader, state, failure, restart, checkpoint, request; later versions may add others."""
+    facts: dict[str, Any]
+
+
+class HistoryGap(schemas.Record):
+    """Records that are lost, or were deleted to make room."""
+
+    epoch: int
+    after: int
+    """Number of the record in front of the gap; 0: there is none."""
+    before: int | None
+    """Number of the one behind it; null: the epoch has none."""
+    missing: int | None
+    """null: not known, and perhaps none, since the leader was cut off."""
+
+
+class HistoryDamage(schemas.Record):
+    path: str
+    line: int
+    """From 1; 0: the whole file."""
+    reason: str
+
+
+class History(schemas.Record):
+    records: list[HistoryRecord]
+    """Oldest first."""
+    gaps: list[HistoryGap]
+    damage: list[HistoryDamage]
+    """Files and lines that can't be read, and are left out."""
+    next: str
+    """`after` of the next page; empty while there is no record."""
+    more: bool
+    """There are further records now."""
+    as_of_ms: int
+
+
+def render(page: HistoryPage) -> History:
+    return History(
+        records=[
+            HistoryRecord(epoch=each.epoch, number=each.number, at_ms=each.at_ms, kind=each.kind, facts=each.facts)
+            for each in page.entries
+        ],
+        gaps=[HistoryGap(epoch=each.epoch, after=each.after, before=each.before, missing=each.missing) for each in page.gaps],
+        damage=[HistoryDamage(path=each.path, line=each.line, reason=each.reason) for each in page.damage],
+        next=page.next,
+        more=page.more,
+        as_of_ms=page.as_of_ms,
+    )
+
+
+@router.get("/jobs/{jobid}/history")
+def history(
+    service: Service,
+    job_id: JobId,
+    after: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Show what is behind `<epoch>-<number>`")] = "",
+    kinds: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Of these kinds, separated by commas; all if empty")] = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE_RECORDS_MAX)] = PAGE_DEFAULT,
+    newest: Annotated[bool, Query(description="The last `limit` records in place of the first; not with `after`")] = False,
+) -> History:
+    """What happened to a job, oldest first. A record is there five seconds after it was made, as a rule."""
+    return render(service.history(job_id, history_query(after, kinds, limit, newest=newest)))
+
+
+def history_query(after: str, kinds: str, limit: int, *, newest: bool) -> HistoryQuery:
+    """Raises InvalidConfigError."""
+    wanted = frozenset(kind.strip() for kind in kinds.split(",") if kind.strip())
+    return HistoryQuery(parse_position(after), wanted or None, limit, newest=newest and not after)

@@ -1,0 +1,134 @@
+"""SHELL: turns what happens to a job into records of its history, and runs the flows that write them.
+
+It decides nothing about the job, and no error of it is the job's: an unexpected one ends the recording, not the leadership."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+
+import msgspec
+
+from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner
+from holdfast.coordinator.history.recorder import HistoryRecorder, WriteHistory
+from holdfast.coordinator.history.records import describe_checkpoint
+from holdfast.coordinator.history.store import HistoryWriter
+from holdfast.coordinator.jobmaster.job import JobSetup
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.views import CheckpointView
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import JobPaths
+
+logger = logging.getLogger(__name__)
+
+
+class JobHistory:
+    """The history of one job that this process leads. `post` is called from any thread, all else by the job's turns."""
+
+    def __init__(self, setup: JobSetup, runner: FlowRunner, clock: Clock, post: Callable[[Callable[[], None]], None]) -> None:
+        """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it."""
+        self._setup = setup
+        self._runner = runner
+        self._clock = clock
+        self._post = post
+        self._recorder = HistoryRecorder()
+        self._writer = HistoryWriter(JobPaths(setup.job_id), setup.epoch)
+        self._is_failing = False
+        self._is_broken = False
+
+    def next_deadline_ms(self) -> int | None:
+        return None if self._is_broken else self._recorder.next_deadline_ms()
+
+    def led(self) -> None:
+        """This process leads the job from now on."""
+        setup = self._setup
+        newest = max((entry.checkpoint_id for entry in setup.completed), default=0)
+        facts = {"submission": setup.submission, "attempt": setup.attempt, "newest_checkpoint": newest}
+        self._guarded(lambda: self._record("leader", {**facts, "took_over": not setup.begins}))
+
+    def turned(self, master: JobMaster) -> None:
+        """Record what the newest event of the job brought."""
+        finished = master.coordinator.stats.take_finished()
+        notes = master.notes
+        if finished or notes:
+            self._guarded(lambda: self._take(master, finished, notes))
+
+    def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Any) -> None:
+        hosts = master.slot_pool.hosts() if finished else {}
+        for view in finished.values():
+            self._record("checkpoint", describe_checkpoint(view, hosts))
+        for note in notes:
+            if not (isinstance(note, CheckpointFailed) and note.checkpoint_id in finished):
+                self._record(*_told(note))
+        if master.state.is_terminal or master.state.value == "SUSPENDED":
+            self._recorder.end(self._clock.monotonic_ms())
+
+    def _record(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._recorder.record(kind, facts, now_ms=self._clock.monotonic_ms(), wall_ms=self._clock.wall_ms())
+
+    def advance(self) -> bool:
+        """Begin the write that is due; False if none is."""
+        if self._is_broken:
+            return False
+        action = self._recorder.advance(self._clock.monotonic_ms())
+        if action is None:
+            return False
+        self._run(action, self._ended)
+        return True
+
+    def close(self) -> None:
+        """Write what is left; no turn follows."""
+        if not self._is_broken:
+            for action in self._recorder.take_rest():
+                self._run(action, lambda *_: None)
+
+    def _run(self, action: WriteHistory, ended: Callable[[WriteHistory, bool | None, BaseException | None], None]) -> None:
+        flow = self._writer.write(action)
+        self._guarded(lambda: self._runner.run(flow, lambda stored, error: ended(action, stored, error), cleanup=True))
+
+    def _ended(self, action: WriteHistory, stored: bool | None, error: BaseException | None) -> None:
+        """A write has ended. From any thread."""
+        self._post(lambda: self._guarded(lambda: self._note_end(action, stored, error)))
+
+    def _note_end(self, action: WriteHistory, stored: bool | None, error: BaseException | None) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if error is None or not isinstance(error, HoldfastError):
+            if error is not None or not stored:
+                told = "its file is taken" if error is None else f"{type(error).__name__}: {error}"
+                logger.error("job %s: records of its history from %d on are lost: %s", self._setup.job_id, action.first, told)
+            self._is_failing = False
+            self._recorder.written(action, now_ms)
+            return
+        is_kept = self._recorder.failed(action, now_ms)
+        if not self._is_failing or not is_kept:
+            then = "it is tried again" if is_kept else "its last records are lost"
+            logger.warning("job %s: its history can't be written, %s: %s", self._setup.job_id, then, error)
+        self._is_failing = True
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception:
+            self._is_broken = True
+            logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True)
+
+
+def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
+    """Kind and facts of a note."""
+    facts: dict[str, Any] = msgspec.to_builtins(note)
+    match note:
+        case StateChanged():
+            return "state", facts
+        case AttemptFailed():
+            return "failure", facts
+        case AttemptDeployed():
+            return "restart", facts
+        case CheckpointFailed():  # before its trigger: nothing is known of its tasks
+            told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
+            return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
+        case RequestEnded():
+            return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+        case _:
+            assert_never(note)

@@ -1,0 +1,185 @@
+"""Records of a job's history, one a line of a file, and what a reader finds.
+
+A line is `{"number": 7, "at_ms": ..., "kind": "state", "facts": {...}}`. Numbers are consecutive within an epoch, and a file is
+named by its epoch and the number of its first line, so that what is lost shows as a gap. Readers take kinds and facts that they
+don't know: what this version writes is below, and later ones may add to it. Texts of users are clipped, and JSON escapes what would
+break a line."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.barriers.messages import clip
+from holdfast.coordinator.views import CheckpointView, SubtaskCheckpointView, VertexCheckpointView
+
+HISTORY_TEXT_BYTES_MAX = 4_096
+"""Bytes of one text in a record."""
+
+SLOWEST_MAX = 10
+"""Subtasks of a checkpoint that are recorded one by one: the slowest, and as many of those that did not acknowledge."""
+
+VERTICES_MAX = 200
+"""Vertices of a checkpoint that are recorded one by one: the slowest."""
+
+LINE_BYTES_MAX = 256 << 10
+"""Bytes of one record; a larger one is replaced by one that says so."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One record, as it is stored."""
+
+    number: int
+    """From 1, consecutive within the epoch."""
+    at_ms: int
+    """Wall clock of the leader."""
+    kind: str
+    """`leader`, `state`, `failure`, `restart`, `checkpoint`, `request`; others may follow."""
+    facts: dict[str, Any]
+
+
+def encode_line(number: int, at_ms: int, kind: str, facts: Mapping[str, Any]) -> bytes:
+    """The record as a line; its texts are clipped."""
+    told = {name: clip(value, HISTORY_TEXT_BYTES_MAX) if isinstance(value, str) else value for name, value in facts.items()}
+    content = msgspec.json.encode(Line(number, at_ms, kind, told)) + b"\n"
+    if len(content) <= LINE_BYTES_MAX:
+        return content
+    return msgspec.json.encode(Line(number, at_ms, kind, {"left_out_bytes": len(content)})) + b"\n"
+
+
+def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[str, Any]:
+    """Facts of a checkpoint that has ended. `hosts`: of the slots."""
+    vertices = heapq.nlargest(VERTICES_MAX, view.vertices.values(), key=lambda vertex: (vertex.end_to_end_ms, vertex.vertex))
+    slowest = heapq.nlargest(SLOWEST_MAX, _acknowledged(view.vertices.values()), key=_duration)
+    missing = [
+        {"vertex": vertex.vertex, "subtask": subtask.subtask, "host": hosts.get(subtask.subtask, "")}
+        for vertex in view.vertices.values()
+        if vertex.num_acknowledged_subtasks < vertex.num_subtasks
+        for subtask in vertex.subtasks
+        if not subtask.acknowledged
+    ]
+    facts = {
+        "id": view.checkpoint_id,
+        "checkpoint_kind": view.kind.value,
+        "status": view.status,
+        "triggered_ms": view.trigger_ms,
+        "duration_ms": view.end_to_end_ms,
+        "checkpointed_size": view.checkpointed_size,
+        "state_size": view.state_size,
+        "processed_bytes": view.processed_bytes,
+        "persisted_bytes": view.persisted_bytes,
+        "subtasks": view.num_subtasks,
+        "acknowledged": view.num_acknowledged_subtasks,
+        "unaligned": view.unaligned,
+        "location": view.location or "",
+        "reason": view.failure_reason or "",
+        "message": view.failure_message or "",
+        "vertices": [_vertex(vertex) for vertex in vertices],
+        "slowest": [{"vertex": vertex, "host": hosts.get(each.subtask, ""), **_subtask(each)} for vertex, each in slowest],
+    }
+    if missing:
+        facts |= {"missing": missing[:SLOWEST_MAX], "missing_count": len(missing)}
+    return facts
+
+
+def _acknowledged(vertices: Iterable[VertexCheckpointView]) -> Iterable[tuple[str, SubtaskCheckpointView]]:
+    return ((vertex.vertex, subtask) for vertex in vertices for subtask in vertex.subtasks if subtask.ack_ms >= 0)
+
+
+def _duration(entry: tuple[str, SubtaskCheckpointView]) -> int:
+    return entry[1].end_to_end_ms
+
+
+def _subtask(view: SubtaskCheckpointView) -> dict[str, Any]:
+    return {
+        "subtask": view.subtask,
+        "duration_ms": view.end_to_end_ms,
+        "start_delay_ms": view.start_delay_ms,
+        "alignment_ms": view.alignment_ms,
+        "sync_ms": view.sync_ms,
+        "async_ms": view.async_ms,
+        "checkpointed_size": view.checkpointed_size,
+        "unaligned": view.unaligned,
+    }
+
+
+def _vertex(view: VertexCheckpointView) -> dict[str, Any]:
+    """Sums, the longest of each phase over its subtasks, and the slowest subtask."""
+    subtasks = [subtask for subtask in view.subtasks if subtask.ack_ms >= 0]
+    return {
+        "vertex": view.vertex,
+        "subtasks": view.num_subtasks,
+        "acknowledged": view.num_acknowledged_subtasks,
+        "duration_ms": view.end_to_end_ms,
+        "start_delay_ms": _longest([subtask.start_delay_ms for subtask in subtasks]),
+        "alignment_ms": _longest([subtask.alignment_ms for subtask in subtasks]),
+        "sync_ms": _longest([subtask.sync_ms for subtask in subtasks]),
+        "async_ms": _longest([subtask.async_ms for subtask in subtasks]),
+        "checkpointed_size": view.checkpointed_size,
+        "state_size": view.state_size,
+        "slowest": max(subtasks, key=lambda subtask: subtask.end_to_end_ms).subtask if subtasks else -1,
+    }
+
+
+def _longest(times_ms: Sequence[int]) -> int:
+    return max(times_ms, default=-1)
+
+
+# ------------------------------------------------------------------------------------------------------- what a reader finds
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """Place of a record among all of its job."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.number}"
+
+
+class HistoryEntry(msgspec.Struct, frozen=True):
+    """One record of a job's history."""
+
+    epoch: int
+    number: int
+    at_ms: int
+    kind: str
+    facts: dict[str, Any]
+
+
+class HistoryGap(msgspec.Struct, frozen=True):
+    """Records that are not there."""
+
+    epoch: int
+    after: int
+    """Number of the record before the gap; 0: none is."""
+    before: int | None
+    """Number of the one behind it; None: the epoch has none."""
+    missing: int | None
+    """None: not known, and perhaps none: the leader did not come to say that it had ended."""
+
+
+class HistoryDamage(msgspec.Struct, frozen=True):
+    """A file, or a line of one, that can't be read; it is left out."""
+
+    path: str
+    line: int
+    """From 1; 0: the whole file."""
+    reason: str
+
+
+class HistoryPage(msgspec.Struct, frozen=True):
+    """Records of a job's history, oldest first."""
+
+    entries: tuple[HistoryEntry, ...]
+    gaps: tuple[HistoryGap, ...] = ()
+    damage: tuple[HistoryDamage, ...] = ()
+    next: str = ""
+    """`after` of the next page; empty while there is no record at all."""
+    more: bool = False
+    """There are further records now."""
+    as_of_ms: int = -1

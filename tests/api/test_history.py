@@ -1,0 +1,122 @@
+"""A job's history over REST, with the client, and on the command line with and without a coordinator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.api.cli.history import describe
+from holdfast.api.cli.main import app
+from holdfast.api.client import RestClient
+from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
+from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.layout import JobPaths
+from tests.api.fakes import JOB, FakeCoordinator, Served
+
+STATE = {"state": "RUNNING", "previous": "CREATED", "reason": ""}
+PAGE = HistoryPage(
+    entries=(HistoryEntry(3, 7, 1_700_000_000_000, "state", STATE), HistoryEntry(3, 8, 1_700_000_001_000, "drill", {"ok": True})),
+    gaps=(HistoryGap(2, 9, None, None), HistoryGap(3, 1, 7, 5)),
+    damage=(HistoryDamage("j/history/3-1.jsonl", 2, "JSON is malformed"),),
+    next="3-8",
+    more=True,
+    as_of_ms=5,
+)
+
+
+def test_page_is_answered_as_it_is_read(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.page = PAGE
+    body = served.json("GET", f"/v1/jobs/{JOB}/history?after=3-6&kinds=state,%20drill,&limit=2")
+    assert coordinator.calls[-1] == ("history", JOB, HistoryQuery(Position(3, 6), frozenset({"state", "drill"}), 2))
+    assert [each["number"] for each in body["records"]] == [7, 8]
+    assert body["records"][0] == {"epoch": 3, "number": 7, "at_ms": 1_700_000_000_000, "kind": "state", "facts": STATE}
+    assert body["gaps"][0] == {"epoch": 2, "after": 9, "before": None, "missing": None}
+    assert body["damage"] == [{"path": "j/history/3-1.jsonl", "line": 2, "reason": "JSON is malformed"}]
+    assert (body["next"], body["more"], body["as_of_ms"]) == ("3-8", True, 5)
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps"])
+def test_malformed_query_is_refused(query: str, served: Served) -> None:
+    assert served.request("GET", f"/v1/jobs/{JOB}/history?{query}").status == 400
+
+
+def test_client_reads_a_page(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.page = PAGE
+    client = RestClient(served.url, served.token, reconnect_timeout_s=0)
+    found = client.history(JOB, kinds=("state", "drill"), limit=7, newest=True)
+    assert coordinator.calls[-1] == ("history", JOB, HistoryQuery(None, frozenset({"state", "drill"}), 7, newest=True))
+    assert found["next"] == "3-8"
+    with pytest.raises(NotFoundError):
+        client.history("f" * 32)
+
+
+def test_command_shows_records_gaps_and_damage(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.page = PAGE
+    environment = {"HOLDFAST_URL": served.url, "HOLDFAST_TOKEN": served.token or "", "COLUMNS": "200"}
+    shown = CliRunner().invoke(app, ["history", JOB, "--limit", "2"], env=environment)
+    assert shown.exit_code == 0, shown.output
+    assert "RUNNING, was CREATED" in shown.stdout
+    assert "ok=True" in shown.stdout
+    assert "5 records of epoch 3 are not there: those between 1 and 7" in shown.stderr
+    assert "the leader of epoch 2 was cut off behind record 9" in shown.stderr
+    assert "j/history/3-1.jsonl, line 2: JSON is malformed" in shown.stderr
+    assert "--after 3-8" in shown.stderr
+    as_json = CliRunner().invoke(app, ["history", JOB, "--json"], env=environment)
+    assert json.loads(as_json.stdout)["next"] == "3-8"
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "words"),
+    [
+        (
+            "leader",
+            {"submission": 2, "took_over": True, "newest_checkpoint": 0},
+            "submission 2, taken over; newest checkpoint none",
+        ),
+        (
+            "failure",
+            {"attempt": 1, "error": "E: x", "restarts": 1, "restart_in_ms": 20},
+            "attempt 1 failed; restart 1 in 20 ms: E: x",
+        ),
+        (
+            "restart",
+            {"attempt": 2, "checkpoint_id": 9, "savepoint": False, "replayed": 1_200},
+            "attempt 2 starts from checkpoint 9; 1,200 records are read again",
+        ),
+        ("restart", {"attempt": 1, "checkpoint_id": 0, "savepoint": False, "replayed": None}, "attempt 1 starts with empty state"),
+        (
+            "checkpoint",
+            {"id": 4, "checkpoint_kind": "checkpoint", "status": "FAILED", "reason": "expired", "message": "", "missing_count": 3},
+            "checkpoint 4 failed, expired, 3 subtasks did not acknowledge",
+        ),
+        (
+            "request",
+            {"request_kind": "stop_savepoint", "reason": None, "checkpoint_id": 5, "location": "/s"},
+            "stop-savepoint is complete: id 5 at /s",
+        ),
+        ("state", {"unknown": 1}, "unknown=1"),
+        ("checkpoint", {"id": 1, "checkpoint_kind": 5, "status": "COMPLETED"}, "id=1, checkpoint_kind=5, status=COMPLETED"),
+        ("later kind", {"a": 1}, "a=1"),
+    ],
+)
+def test_record_in_words(kind: str, facts: dict[str, object], words: str) -> None:
+    assert describe(kind, facts) == words
+
+
+def test_history_of_a_state_directory_without_a_coordinator(tmp_path: Path) -> None:
+    from tests.coordinator.history.test_store import lines
+
+    (tmp_path / "_holdfast").write_text("nonce")
+    file = tmp_path / JobPaths(JOB).history(2, 1)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(lines(1, 3))
+    found = CliRunner().invoke(app, ["history", JOB, "--state-dir", str(tmp_path), "--offline", "--json"])
+    assert found.exit_code == 0, found.output
+    assert [each["number"] for each in json.loads(found.stdout)["records"]] == [1, 2, 3]
+    missing = CliRunner().invoke(app, ["history", "f" * 32, "--state-dir", str(tmp_path), "--offline"])
+    assert missing.exit_code == 1
+    assert "NotFoundError" in missing.output

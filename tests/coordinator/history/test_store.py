@@ -1,0 +1,173 @@
+"""Files of a history: written once, pruned, and read with gaps and damage named."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordinator.history import store
+from holdfast.coordinator.history.recorder import WriteHistory
+from holdfast.coordinator.history.records import HistoryDamage, HistoryGap, HistoryPage, Position, encode_line
+from holdfast.coordinator.history.store import HistoryQuery, HistoryWriter, parse_position, read_history
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths, parse_history_name
+from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, run_flow
+from tests.coordinator.world import JOB, DictStorage
+
+PATHS = JobPaths(JOB)
+
+
+def lines(first: int, count: int, *, kind: str = "checkpoint", state: str = "") -> bytes:
+    facts = {"state": state} if state else {"id": 1}
+    return b"".join(encode_line(number, 100 + number, kind, facts) for number in range(first, first + count))
+
+
+def put(storage: DictStorage, epoch: int, first: int, content: bytes) -> None:
+    assert storage.execute(PutIfAbsent(PATHS.history(epoch, first), content))
+
+
+def read(storage: DictStorage, **query: object) -> HistoryPage:
+    return run_flow(read_history(PATHS, HistoryQuery(**query), 5), storage)  # type: ignore[arg-type]
+
+
+def places(page: HistoryPage) -> list[tuple[int, int]]:
+    return [(each.epoch, each.number) for each in page.entries]
+
+
+def ended(number: int) -> bytes:
+    return lines(number, 1, kind="state", state="SUSPENDED")
+
+
+# ----------------------------------------------------------------------------------------------------------------- write
+
+
+def test_file_is_created_once_and_a_repetition_is_ours() -> None:
+    storage, writer = DictStorage(), HistoryWriter(PATHS, 3)
+    action = WriteHistory(1, lines(1, 2))
+    assert run_flow(writer.write(action), storage)
+    assert run_flow(writer.write(action), storage)
+    assert not run_flow(writer.write(WriteHistory(1, lines(1, 3))), storage)
+    assert places(read(storage)) == [(3, 1), (3, 2)]
+
+
+def test_oldest_files_go_first_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    size = len(lines(1, 10))
+    monkeypatch.setattr(store, "HISTORY_BYTES_MAX", 3 * size + 20)
+    for first in (1, 11):
+        put(storage, 9, first, lines(first, 10))
+    storage.execute(PutIfAbsent(f"{PATHS.histories}/notes.txt", b"not ours"))
+    writer = HistoryWriter(PATHS, 10)
+    for first in (1, 11, 21):
+        assert run_flow(writer.write(WriteHistory(first, lines(first, 10))), storage)
+    left = [path.rpartition("/")[2] for path in storage.execute(ListFiles(PATHS.histories))]
+    assert sorted(left) == ["10-1.jsonl", "10-11.jsonl", "10-21.jsonl", "notes.txt"]
+
+
+def test_number_of_files_is_bounded_and_the_newest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, writer = DictStorage(), HistoryWriter(PATHS, 1)
+    monkeypatch.setattr(store, "HISTORY_FILES_MAX", 2)
+    monkeypatch.setattr(store, "HISTORY_BYTES_MAX", 10)
+    for first in (1, 2, 3):
+        assert run_flow(writer.write(WriteHistory(first, lines(first, 1))), storage)
+    assert [path.rpartition("/")[2] for path in storage.execute(ListFiles(PATHS.histories))] == ["1-3.jsonl"]
+
+
+def test_write_that_storage_refuses_raises() -> None:
+    class Down(DictStorage):
+        def execute(self, operation: object) -> object:
+            raise StorageUnavailableError("down")
+
+    with pytest.raises(StorageUnavailableError):
+        run_flow(HistoryWriter(PATHS, 1).write(WriteHistory(1, lines(1, 1))), Down())
+
+
+# ------------------------------------------------------------------------------------------------------------------ read
+
+
+def test_job_without_a_history_has_an_empty_page() -> None:
+    assert read(DictStorage()) == HistoryPage((), as_of_ms=5)
+
+
+def test_pages_go_on_where_the_last_one_ended_over_files_and_epochs() -> None:
+    storage = DictStorage()
+    put(storage, 2, 1, lines(1, 3))
+    put(storage, 2, 4, lines(4, 1) + ended(5))
+    put(storage, 10, 1, lines(1, 2))
+    found: list[tuple[int, int]] = []
+    after, more = None, True
+    while more:
+        page = read(storage, after=after, limit=2)
+        assert not page.gaps
+        found += places(page)
+        after, more = parse_position(page.next), page.more
+    assert found == [(2, 1), (2, 2), (2, 3), (2, 4), (2, 5), (10, 1), (10, 2)]
+    later = read(storage, after=after)
+    assert (later.entries, later.next, later.more) == ((), "10-2", False)
+
+
+def test_lost_records_show_as_gaps() -> None:
+    storage = DictStorage()
+    put(storage, 2, 4, lines(4, 2))  # 1 to 3 went to make room
+    put(storage, 2, 9, lines(9, 1))  # 6 to 8 were lost
+    put(storage, 3, 1, lines(1, 1))  # the leader of epoch 2 did not say that it had ended
+    assert read(storage).gaps == (HistoryGap(2, 0, 4, 3), HistoryGap(2, 5, 9, 3), HistoryGap(2, 9, None, None))
+    assert read(storage, after=Position(2, 9)).gaps == (HistoryGap(2, 9, None, None),)
+    assert read(storage, after=Position(2, 4), limit=1).gaps == ()
+
+
+def test_damaged_lines_and_files_are_named_and_skipped() -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 1) + b'{"number": 2\n' + lines(3, 1))
+    put(storage, 1, 4, lines(5, 1) + lines(5, 1))  # the first line has another number than its place
+    put(storage, 1, 6, b"\x00\xff" * 50)
+    put(storage, 1, 7, b"[" * 100_000)
+    put(storage, 1, 8, b"x" * (store._FILE_BYTES_MAX + 1))
+    page = read(storage)
+    assert places(page) == [(1, 1), (1, 3), (1, 5)]
+    assert page.gaps == ()
+    assert [(each.path.rpartition("/")[2], each.line) for each in page.damage] == [
+        ("1-1.jsonl", 2),
+        ("1-4.jsonl", 1),
+        ("1-6.jsonl", 1),
+        ("1-7.jsonl", 1),
+        ("1-8.jsonl", 0),
+    ]
+    assert all(isinstance(each, HistoryDamage) and each.reason for each in page.damage)
+
+
+def test_kinds_filter_and_unknown_kinds_pass() -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 2) + lines(3, 1, kind="drill") + lines(4, 1))
+    page = read(storage, kinds=frozenset({"drill"}))
+    assert (places(page), page.next) == ([(1, 3)], "1-4")
+    assert [each.kind for each in read(storage).entries] == ["checkpoint", "checkpoint", "drill", "checkpoint"]
+
+
+def test_newest_records_are_read_from_the_end() -> None:
+    storage = DictStorage()
+    for first in range(1, 101, 10):
+        put(storage, 1, first, lines(first, 10))
+    page = read(storage, limit=15, newest=True)
+    assert places(page) == [(1, number) for number in range(86, 101)]
+    assert (page.gaps, page.next, page.more) == ((), "1-100", False)
+
+
+def test_page_is_read_from_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    for first in range(1, 101, 10):
+        put(storage, 1, first, lines(first, 10))
+    monkeypatch.setattr(store, "PAGE_BYTES_MAX", 2 * len(lines(1, 10)))
+    page = read(storage, kinds=frozenset({"nothing"}))
+    assert (page.entries, page.more, page.next) == ((), True, "1-20")
+
+
+@pytest.mark.parametrize("text", ["1", "-", "a-1", "1-", "1-2-3", "²-1", "9" * 50, "1-1\n"])
+def test_malformed_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        parse_position(text)
+
+
+def test_only_our_names_are_files_of_a_history() -> None:
+    assert parse_history_name("12-7.jsonl") == (12, 7)
+    for name in ("0-1.jsonl", "1-0.jsonl", "01-1.jsonl", "1-1.json", "1-1.jsonl.tmp", "../1-1.jsonl"):
+        assert parse_history_name(name) is None
