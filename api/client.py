@@ -137,6 +137,13 @@ class RestClient:
         """One vertex's part of a checkpoint, subtask by subtask."""
         return self._get(f"/v1/jobs/{job_id}/checkpoints/details/{checkpoint_id}/subtasks/{vertex_id}")
 
+    def series(self, job_id: str, metric: str, vertex_id: str = "", subtasks: Iterable[int] = ()) -> list[dict[str, Any]]:
+        """One metric over the last 15 minutes, of one vertex or of each: `times_ms`, and for each time the `sum`, `avg`, `min` and
+        `max` over the subtasks; `subtasks`: values by subtask."""
+        query = urlencode({"metric": metric, "vertex": vertex_id, "subtasks": ",".join(map(str, subtasks))})
+        answer = self._get(f"/v1/jobs/{job_id}/series?{query}")
+        return _decode(lambda: [dict(each) for each in answer["series"]], self.url)
+
     def history(
         self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
     ) -> dict[str, Any]:

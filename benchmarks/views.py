@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from benchmarks.acks import make_graph
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.barriers.launches import draw_secret
@@ -35,6 +37,7 @@ from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.jobmaster.series import METRICS, SPAN_MS, SubtaskSeries
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import run_flow
 
@@ -118,7 +121,25 @@ def measure(*, quick: bool = False) -> list[Row]:
             _row("view, all changed", _captures(job, rounds, WORKERS)),
             _row("shown, 500 ms of heartbeats", _captures(job, rounds, WORKERS // 4, shown=True)),
         ]
-    return rows
+    return [*rows, *_series(quick=quick)]
+
+
+def _series(*, quick: bool) -> list[Row]:
+    """Fifteen minutes of series: a heartbeat of 40 subtasks with and without points, and the memory of full rings."""
+    graph = make_graph(WORKERS, VERTICES)
+    series = SubtaskSeries(graph)
+    beats = [[_metrics(vertex.vertex_id, slot, 0) for vertex in graph.vertices] for slot in range(WORKERS)]
+    before = psutil.Process().memory_info().rss
+    points, between = [], []
+    for bucket in range(SPAN_MS // series.resolution_ms // (10 if quick else 1)):
+        now_ms = bucket * series.resolution_ms
+        points += [_timed(lambda beat=beat: series.sample(1, beat, now_ms, now_ms)) for beat in beats]  # type: ignore[misc]  # noqa: B023
+        between += [_timed(lambda: series.sample(1, beats[0], now_ms + 1, now_ms + 1))]  # noqa: B023
+    grown = psutil.Process().memory_info().rss - before
+    rows = [_row("series: heartbeat with points", points), _row("series: heartbeat between points", between)]
+    vertex = graph.vertices[0].vertex_id
+    rows.append(_row("series shown: a metric of a vertex", [_timed(lambda: series.capture().view(vertex, METRICS[0], (), 0))]))
+    return [*rows, {"step": "series: full rings", "resolution_ms": series.resolution_ms, "grown_mib": round(grown / 2**20, 1)}]
 
 
 def _row(name: str, times_ms: list[float]) -> Row:

@@ -8,7 +8,7 @@ until this process has recovered it after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from holdfast.coordinator.views import (
     JobView,
     Moment,
     SavepointPlaces,
+    SeriesView,
     TriggerView,
     VertexCheckpointView,
 )
@@ -198,6 +199,14 @@ class Coordinator(Protocol):
     def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
+
+    def series(
+        self, job_id: str, vertex: str | None, metric: str, subtasks: Sequence[int] = ()
+    ) -> tuple[SeriesView, ...]:
+        """One metric (`jobmaster.series.METRICS`) of a vertex over the last 15 minutes, with `subtasks` one by one, or, if none is
+        named, all of a vertex of 100 at most. Without a vertex: of every one, over all of its subtasks.
+
+        Raises InvalidConfigError for an unknown metric, NotFoundError for an unknown vertex."""
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         """What happened to a job, from its directory: of any job there, whoever leads it."""

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -50,6 +50,7 @@ from holdfast.coordinator.views import (
     JobView,
     Moment,
     SavepointPlaces,
+    SeriesView,
     TriggerView,
     VertexCheckpointView,
 )
@@ -327,6 +328,11 @@ class CoordinatorService:
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)
+
+    def series(
+        self, job_id: str, vertex: str | None, metric: str, subtasks: Sequence[int] = ()
+    ) -> tuple[SeriesView, ...]:
+        return self._queries.series(job_id, vertex, metric, subtasks)
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         if not is_job_id(job_id):

@@ -312,6 +312,26 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Until when this is known to have been so."""
 
 
+class SeriesView(msgspec.Struct, frozen=True):
+    """One metric of one vertex over the last 15 minutes. None: no subtask had told it."""
+
+    vertex: str
+    metric: str
+    """One of `jobmaster.series.METRICS`."""
+    resolution_ms: int
+    """Length of the time that one point is about; longer for a job of very many subtasks."""
+    parallelism: int
+    times_ms: tuple[int, ...] = ()
+    """When the time of each point began, oldest first; the newest may be incomplete."""
+    sum: tuple[float | None, ...] = ()
+    """Over the subtasks that told it."""
+    avg: tuple[float | None, ...] = ()
+    min: tuple[float | None, ...] = ()
+    max: tuple[float | None, ...] = ()
+    subtasks: Mapping[int, tuple[float | None, ...]] = {}
+    """Of those that were asked for."""
+
+
 class CheckpointConfigView(msgspec.Struct, frozen=True):
     config: JobConfig
     """Settings that hold, those included that were changed since the submission."""

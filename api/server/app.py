@@ -23,7 +23,7 @@ from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.http.auth import BearerAuth
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import flink, health, history, jobs, snapshots, workers
+from holdfast.api.routes import flink, health, history, jobs, series, snapshots, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
@@ -84,6 +84,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(page.router)
     app.include_router(jobs.router)
     app.include_router(history.router)
+    app.include_router(series.router)
     app.include_router(snapshots.router)
     app.include_router(workers.router)
     app.include_router(flink.router, prefix="/v1")

@@ -19,6 +19,7 @@ from holdfast.coordinator.checkpoints.stats import CapturedStats
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.jobmaster.execution import CapturedExecution, Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.jobmaster.series import CapturedSeries
 from holdfast.coordinator.totals import Totals
 from holdfast.coordinator.views import (
     SUBTASKS_SHOWN_MAX,
@@ -49,6 +50,7 @@ class PublishedJob:
     config: JobConfig
     is_processing_backlog: bool
     stats: CapturedStats
+    series: CapturedSeries
     _job: JobView
     """Without vertices."""
     _execution: CapturedExecution
@@ -181,6 +183,7 @@ def capture(master: JobMaster, changes: int, wall_ms: int) -> PublishedJob:
         config=master.settings.config,
         is_processing_backlog=master.coordinator.is_processing_backlog,
         stats=master.coordinator.stats.capture(),
+        series=master.series.capture(),
         _job=job,
         _execution=execution.capture(master.slot_pool.hosts()),
     )

@@ -19,6 +19,7 @@ from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, Reco
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.jobmaster.series import METRICS, RESOLUTIONS_MS, CapturedSeries
 from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointCounts,
@@ -31,9 +32,13 @@ from holdfast.coordinator.views import (
     Moment,
     Quantiles,
     SavepointPlaces,
+    SeriesView,
     VertexCheckpointView,
 )
-from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+
+SUBTASKS_SERIES_MAX = 100
+"""Subtasks of a vertex whose series are shown one by one without being named."""
 
 UNKNOWN_STATE = "UNKNOWN"
 """State of a job without a recorded end, read from its directory alone: it may be running."""
@@ -248,6 +253,25 @@ class Queries:
         if view is None:
             raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return view
+
+    def series(self, job_id: str, vertex: str | None, metric: str, subtasks: Sequence[int]) -> tuple[SeriesView, ...]:
+        if metric not in METRICS:
+            raise InvalidConfigError(f"there is no series {metric!r}; there are {', '.join(METRICS)}", setting="metric")
+        recorded = self._calls.recorded_only(job_id)
+        if recorded is not None:
+            record = recorded.newest_submission
+            sizes = {each.vertex_id: each.parallelism for each in record.graph.vertices} if record is not None else {}
+            found = CapturedSeries(RESOLUTIONS_MS[0], dict.fromkeys(sizes, ()), sizes)
+            as_of_ms = self._clock.wall_ms()
+        else:
+            look = self._calls.look(job_id)
+            found, as_of_ms = look.published.series, look.as_of_ms
+        if vertex is None:
+            return tuple(found.view(each, metric, (), as_of_ms) for each in found.vertices)
+        if vertex not in found.vertices:
+            raise NotFoundError(f"job {job_id} has no vertex {vertex}", job=job_id, vertex=vertex)
+        chosen = subtasks or (range(found.parallelism(vertex)) if found.parallelism(vertex) <= SUBTASKS_SERIES_MAX else ())
+        return (found.view(vertex, metric, chosen, as_of_ms),)
 
     def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
         view = self.checkpoint(job_id, checkpoint_id).vertices.get(vertex)

@@ -41,6 +41,7 @@ from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.running_settings import RunningSettings
+from holdfast.coordinator.jobmaster.series import SubtaskSeries
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
@@ -139,6 +140,7 @@ class JobMaster:
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.watermarks = WatermarkGroups(setup.graph)
+        self.series = SubtaskSeries(setup.graph)
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
         """Result of `next_deadline_ms` since the last event; None: not computed yet."""
@@ -361,6 +363,7 @@ class JobMaster:
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
             self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
+            self.series.sample(execution.attempt, event.message.metrics, self._turn.now_ms, self._turn.wall_ms)
         return self.setup.epoch
 
     def _open_stream(self, event: job_events.StreamOpened) -> object:

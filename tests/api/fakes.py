@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +60,7 @@ from holdfast.coordinator.views import (
     Quantiles,
     RestoredView,
     SavepointPlaces,
+    SeriesView,
     SubtaskCheckpointView,
     SubtaskView,
     TriggerView,
@@ -399,6 +400,12 @@ class FakeCoordinator:
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)
         return CheckpointConfigView(self.config, self.directory)
+
+    def series(
+        self, job_id: str, vertex: str | None, metric: str, subtasks: Sequence[int] = ()
+    ) -> tuple[SeriesView, ...]:
+        self._called("series", job_id, vertex, metric, tuple(subtasks))
+        return (SeriesView(vertex or "v", metric, 5_000, 2, (10,), (3.0,), (1.5,), (1.0,), (2.0,), {0: (1.0,), 1: (None,)}),)
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         self._called("history", job_id, query)
