@@ -128,7 +128,7 @@ class LocalCoordinator:
         self._queue = queue
         self._turns: list[_JobTurns] = []
         self.dispatcher = Dispatcher(
-            ServiceConfig(storage.root, url="test://coordinator"),
+            ServiceConfig(storage.root, url="test://coordinator", history=False),
             storage.root,
             rng=rng,
             clock=clock,

@@ -5,7 +5,7 @@ It decides nothing about the job, and no error of it is the job's: an unexpected
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -48,14 +48,13 @@ class JobHistory:
         facts = {"submission": setup.submission, "attempt": setup.attempt, "newest_checkpoint": newest}
         self._guarded(lambda: self._record("leader", {**facts, "took_over": not setup.begins}))
 
-    def turned(self, master: JobMaster) -> None:
+    def turned(self, master: JobMaster, notes: Sequence[Note]) -> None:
         """Record what the newest event of the job brought."""
         finished = master.coordinator.stats.take_finished()
-        notes = master.notes
         if finished or notes:
             self._guarded(lambda: self._take(master, finished, notes))
 
-    def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Any) -> None:
+    def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Sequence[Note]) -> None:
         hosts = master.slot_pool.hosts() if finished else {}
         for view in finished.values():
             self._record("checkpoint", describe_checkpoint(view, hosts))

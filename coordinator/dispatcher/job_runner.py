@@ -277,11 +277,12 @@ class JobMasterRunner:
             for action in out:
                 self._perform(action)
 
-    def _note(self) -> None:
-        """Log and record what the newest event brought."""
-        self._log.write(self._master.notes)
+    def _note(self, *, known: int = 0) -> None:
+        """Log and record what the newest event brought, without the first `known` notes of it."""
+        notes = self._master.notes[known:]
+        self._log.write(notes)
         if self._history is not None:
-            self._history.turned(self._master)
+            self._history.turned(self._master, notes)
 
     def _perform(self, action: job_actions.Action) -> None:
         match action:
@@ -351,9 +352,10 @@ class JobMasterRunner:
 
     def _fail(self) -> None:
         self._failed = True
+        known = len(self._master.notes)
         try:
             self._master.lifecycle.stop_leading("the coordinator failed; its log has the error")
-            self._note()
+            self._note(known=known)
         finally:
             self._shut()
 

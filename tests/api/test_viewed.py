@@ -22,6 +22,7 @@ VIEWED_PATHS = [
     f"/v1/jobs/{JOB}/plan",
     f"/v1/jobs/{JOB}/exceptions",
     f"/v1/jobs/{JOB}/settings",
+    f"/v1/jobs/{JOB}/series?metric=busy_ratio",
     f"/v1/jobs/{JOB}/workers",
     f"/v1/jobs/{JOB}/checkpoints",
     f"/v1/jobs/{JOB}/checkpoints/config",

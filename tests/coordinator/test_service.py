@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from holdfast.barriers.jobgraph import ClaimMode
 from holdfast.barriers.messages import AckStatus, Heartbeat, TaskState
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import (
@@ -761,3 +763,42 @@ def test_r02_what_a_restore_dropped_is_listed_in_the_answer_and_on_record(open_s
         "operator 'count' is not in the job: its state is dropped (8 bytes)"
     ]
     assert service.submit(asked).notes == accepted.notes, "a repeat is answered alike"
+
+
+# ---------------------------------------------------------------------------------------------------- views and history
+
+
+def test_history_outlives_the_coordinator_and_names_each_leader(open_service: Open) -> None:
+    first = open_service()
+    crew = running(first, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    first.close()
+    found = open_service().history(crew.job_id, HistoryQuery(limit=1_000))
+    assert found.gaps == ()
+    assert found.damage == ()
+    kinds = [each.kind for each in found.entries if each.epoch == found.entries[0].epoch]
+    assert kinds[0] == "leader"
+    assert kinds.count("checkpoint") >= 2
+    assert (found.entries[-1].kind, found.entries[-1].facts["state"]) == ("state", "SUSPENDED")
+    with pytest.raises(NotFoundError):
+        open_service().history("f" * 32, HistoryQuery())
+    with pytest.raises(NotFoundError):
+        open_service().history("../etc", HistoryQuery())
+
+
+def test_many_viewers_take_no_turn_of_the_job(open_service: Open) -> None:
+    service = open_service()
+    crew = running(service)
+    seen: list[str] = []
+
+    def view() -> None:
+        seen.extend(service.job(crew.job_id).overview.state for _ in range(50))
+
+    viewers = [threading.Thread(target=view) for _ in range(8)]
+    for viewer in viewers:
+        viewer.start()
+    for viewer in viewers:
+        viewer.join(30)
+    assert seen == ["RUNNING"] * 400
+    service.cancel(crew.job_id)
+    assert service.job(crew.job_id).overview.state in ("CANCELLING", "CANCELED")
