@@ -52,6 +52,16 @@ class BusyError(StorageUnavailableError):
     """Bytes of the request."""
 
 
+class NoCounterpartError(NotFoundError):
+    """Flink's dialect has this, and Holdfast has nothing of the kind."""
+
+    name: str | None = None
+
+
+class ForeignOriginError(HoldfastError):
+    """A browser was made to ask for a change by a page that is none of this service."""
+
+
 class ConnectionLostError(StorageUnavailableError):
     """The coordinator can't be reached."""
 
@@ -66,6 +76,7 @@ class RemoteError(HoldfastError):
 
 _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (AuthenticationError, 401),
+    (ForeignOriginError, 403),
     (NotFoundError, 404),
     (ObjectMissingError, 404),
     (BodyTooLargeError, 413),
@@ -79,9 +90,11 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
 )
 """Status by class; the first match counts, any other class is 500."""
 
+_OWN = (BodyTooLargeError, BusyError, ConnectionLostError, ForeignOriginError, NoCounterpartError, RemoteError)
+
 _KINDS: dict[str, type[HoldfastError]] = {
     **ERROR_CLASSES,
-    **{kind.__name__: kind for kind in (BodyTooLargeError, BusyError, ConnectionLostError, RemoteError)},
+    **{kind.__name__: kind for kind in _OWN},
 }
 
 

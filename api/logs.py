@@ -6,6 +6,7 @@ never written, whatever a message contains."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import logging
@@ -24,6 +25,9 @@ FORMATS = ("text", "json")
 
 TRACEBACK_BYTES_MAX = 10 * MESSAGE_CHARACTERS_MAX
 """Characters kept of a traceback's end, which names the error."""
+
+TAIL_CHARACTERS_MAX = 1024 * 1024
+"""Characters kept of the log's newest lines, for those who ask over REST."""
 
 LOGGERS = ("holdfast",)
 """Loggers of a coordinator process's own lines."""
@@ -129,6 +133,8 @@ class _Log:
                 writer.end()
                 if self._open:
                     self._open[0].begin()
+                else:
+                    tail.clear()
             self.secrets = self._secrets_of_all()
 
     def _secrets_of_all(self) -> tuple[str, ...]:
@@ -136,6 +142,53 @@ class _Log:
 
 
 _log = _Log()
+
+
+class LogTail:
+    """The newest lines of this process's log, as they were written. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: collections.deque[str] = collections.deque()
+        self._characters = 0
+        self._changed_ms = -1
+
+    def add(self, line: str) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self._characters += len(line)
+            while self._characters > TAIL_CHARACTERS_MAX and len(self._lines) > 1:
+                self._characters -= len(self._lines.popleft())
+            self._changed_ms = time.time_ns() // 1_000_000
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lines.clear()
+            self._characters, self._changed_ms = 0, -1
+
+    def read(self) -> tuple[str, int] | None:
+        """The lines, oldest first, and when the last one was written, ms since 1970; None while no log was written here: inside a
+        driver that has its own logging."""
+        with self._lock:
+            lines, changed_ms = list(self._lines), self._changed_ms
+        if changed_ms < 0:
+            return None
+        text = "".join(f"{line}\n" for line in lines)
+        for secret in _log.secrets:  # of a coordinator that has come since
+            text = text.replace(secret, "***")
+        return hide_resolved(text), changed_ms
+
+
+tail = LogTail()
+
+
+class _KeepingHandler(logging.StreamHandler[TextIO]):
+    """Writes to the stream, and keeps the newest lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        tail.add(line)
+        return line
 
 
 @contextlib.contextmanager
@@ -147,7 +200,7 @@ def writing_log(
 
     `level` and `style` as in LEVELS and FORMATS. `everything`: also the lines of libraries; otherwise only our own loggers, as
     inside a foreign process, whose own handlers then get none of it."""
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = _KeepingHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else LineFormatter())
     writer = _Writer(handler, level, (None,) if everything else LOGGERS, secrets)
     _log.enter(writer)

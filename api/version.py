@@ -14,7 +14,7 @@ def _installed() -> str:
 
 VERSION = _installed()
 
-DIALECT_VERSION = f"2.0.0+holdfast.{VERSION}"
+DIALECT_VERSION = f"2.3.0+holdfast.{VERSION}"
 """Flink's version whose REST dialect is implemented, with ours as build metadata: clients parse the first three numbers."""
 
 REVISION = f"holdfast-{VERSION}"

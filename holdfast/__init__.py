@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from holdfast.api.errors import BodyTooLargeError as BodyTooLargeError
     from holdfast.api.errors import BusyError as BusyError
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
+    from holdfast.api.errors import ForeignOriginError as ForeignOriginError
+    from holdfast.api.errors import NoCounterpartError as NoCounterpartError
     from holdfast.api.errors import RemoteError as RemoteError
     from holdfast.api.launch import Environment as Environment
     from holdfast.api.settings import NeverServedError as NeverServedError
@@ -212,7 +214,14 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "holdfast.api.directory_guard": ("CoordinatorRunningError",),
-    "holdfast.api.errors": ("BodyTooLargeError", "BusyError", "ConnectionLostError", "RemoteError"),
+    "holdfast.api.errors": (
+        "BodyTooLargeError",
+        "BusyError",
+        "ConnectionLostError",
+        "ForeignOriginError",
+        "NoCounterpartError",
+        "RemoteError",
+    ),
     "holdfast.api.launch": ("Environment",),
     "holdfast.api.settings": ("NeverServedError",),
     "holdfast.api.snapshots.maintenance": ("fsck",),

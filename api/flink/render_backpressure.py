@@ -47,6 +47,7 @@ def vertex_backpressure(view: JobView, vertex_id: str) -> schemas.VertexBackPres
     return schemas.VertexBackPressure(
         status="ok" if subtasks else "deprecated",
         backpressureLevel=level(worst) if subtasks else None,
+        level=level(worst) if subtasks else None,
         end_timestamp=view.now_ms if subtasks else None,
         subtasks=subtasks or None,
     )
@@ -60,6 +61,7 @@ def _subtasks(views: list[SubtaskView]) -> Iterator[schemas.SubtaskBackPressure]
                 subtask=each.subtask,
                 attempt_number=each.attempt,
                 backpressureLevel=level(ratio),
+                level=level(ratio),
                 ratio=ratio,
                 idleRatio=(metrics.idle_ms_per_second or 0) / 1000,
                 busyRatio=(metrics.busy_ms_per_second or 0) / 1000,

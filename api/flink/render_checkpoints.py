@@ -76,11 +76,11 @@ def checkpoint(view: CheckpointView, directory: str) -> schemas.Checkpoint:
 
 def _completed(view: CheckpointView, directory: str) -> schemas.CompletedCheckpoint:
     return schemas.CompletedCheckpoint.model_validate(
-        {**_checkpoint_fields(view), "external_path": _external(view.location, directory), "discarded": view.discarded}
+        {**_checkpoint_fields(view), "external_path": external_path(view.location, directory), "discarded": view.discarded}
     )
 
 
-def _external(location: str | None, directory: str) -> str | None:
+def external_path(location: str | None, directory: str) -> str | None:
     """Location in the form that `restore=` and every tool take: a checkpoint's own one is relative to the state directory."""
     if location is None or is_absolute_folder(location):
         return location
@@ -138,7 +138,7 @@ def _restored(view: RestoredView, directory: str) -> schemas.RestoredCheckpoint:
         id=view.checkpoint_id,
         restore_timestamp=view.restore_ms,
         is_savepoint=view.is_savepoint,
-        external_path=_external(view.location, directory),
+        external_path=external_path(view.location, directory),
     )
 
 
@@ -253,10 +253,11 @@ def _cause(view: TriggerView) -> schemas.FailureCause | None:
     text = _REASONS.get(reason, view.failure_reason or "") if is_bare else view.failure or ""
     if view.tries > 1:
         text += f" (the job failed over meanwhile; the stop was tried {view.tries} times)"
-    return _failure_cause(reason, text)
+    return failure_cause(reason, text)
 
 
-def _failure_cause(kind: str, text: str) -> schemas.FailureCause:
+def failure_cause(kind: str, text: str) -> schemas.FailureCause:
+    """A failure for people, and for Flink's clients."""
     thrown = base64.b64encode(serialize_throwable(kind, text)).decode()
     return schemas.FailureCause(class_=kind, stack_trace=text, serialized_throwable=thrown)
 
@@ -284,7 +285,7 @@ def savepoint_trigger(view: TriggerView) -> schemas.SavepointTriggerStatus:
 def disposal(found: Disposal) -> schemas.DisposalStatus:
     if found.in_progress:
         return schemas.DisposalStatus(status=schemas.OperationStatus(id="IN_PROGRESS"), operation=None)
-    cause = _failure_cause(found.failure_kind, found.failure) if found.failure_kind else None
+    cause = failure_cause(found.failure_kind, found.failure) if found.failure_kind else None
     return schemas.DisposalStatus(
         status=schemas.OperationStatus(id="COMPLETED"), operation=schemas.DisposalOperation(failure_cause=cause)
     )

@@ -32,13 +32,14 @@ JOB_STATES = (
 TASK_STATES = (*TaskState, "RECONCILING")
 
 
-def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+def duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+    """In ms, up to now for what has not ended; unknown for what has not begun."""
     if start_ms < 0:
         return schemas.UNKNOWN
     return max(0, (end_ms if end_ms >= 0 else now_ms) - start_ms)
 
 
-def _task_counts(counts: Mapping[TaskState, int]) -> dict[str, int]:
+def count_tasks(counts: Mapping[TaskState, int]) -> dict[str, int]:
     """Count of each state in upper case, 0 for those without tasks."""
     known = {str(state): count for state, count in counts.items()}
     return {str(state): known.get(str(state), 0) for state in TASK_STATES}
@@ -48,13 +49,13 @@ def _task_counts(counts: Mapping[TaskState, int]) -> dict[str, int]:
 
 
 def job_overview(view: JobOverviewView, *, now_ms: int) -> schemas.JobOverview:
-    counts = _task_counts(view.task_counts)
+    counts = count_tasks(view.task_counts)
     return schemas.JobOverview(
         jid=view.job_id,
         name=view.name,
         start_time=view.start_ms,
         end_time=view.end_ms,
-        duration=_duration(view.start_ms, view.end_ms, now_ms),
+        duration=duration(view.start_ms, view.end_ms, now_ms),
         state=view.state,
         last_modification=view.last_modification_ms,
         tasks={"total": sum(counts.values()), **{state.lower(): count for state, count in counts.items()}},
@@ -66,17 +67,18 @@ def job_details(view: JobView) -> schemas.JobDetails:
     vertex_states = [vertex.state for vertex in view.vertices]
     return schemas.JobDetails(
         jid=overview.job_id,
+        application_id=overview.job_id,
         name=overview.name,
         isStoppable=not overview.is_terminal,
         state=overview.state,
         start_time=overview.start_ms,
         end_time=overview.end_ms,
-        duration=_duration(overview.start_ms, overview.end_ms, view.now_ms),
+        duration=duration(overview.start_ms, overview.end_ms, view.now_ms),
         maxParallelism=max((vertex.max_parallelism for vertex in view.vertices), default=schemas.UNKNOWN),
         now=view.now_ms,
         timestamps={state: view.timestamps.get(state, schemas.UNKNOWN) for state in JOB_STATES},
         vertices=[_vertex(overview.job_id, vertex, view.now_ms) for vertex in view.vertices],
-        status_counts=_task_counts({state: vertex_states.count(state) for state in set(vertex_states)}),
+        status_counts=count_tasks({state: vertex_states.count(state) for state in set(vertex_states)}),
         plan=_plan(overview.job_id, view.graph),
     )
 
@@ -91,13 +93,14 @@ def _vertex(job_id: str, view: VertexView, now_ms: int) -> schemas.JobVertexDeta
         status=view.state,
         start_time=view.start_ms,
         end_time=view.end_ms,
-        duration=_duration(view.start_ms, view.end_ms, now_ms),
-        tasks=_task_counts(view.task_counts),
-        metrics=_vertex_metrics([subtask.metrics for subtask in view.subtasks]),
+        duration=duration(view.start_ms, view.end_ms, now_ms),
+        tasks=count_tasks(view.task_counts),
+        metrics=sum_metrics([subtask.metrics for subtask in view.subtasks]),
     )
 
 
-def _vertex_metrics(metrics: Sequence[SubtaskMetrics]) -> schemas.VertexMetrics:
+def sum_metrics(metrics: Sequence[SubtaskMetrics]) -> schemas.VertexMetrics:
+    """Over subtasks."""
     return schemas.VertexMetrics(
         read_bytes=sum(each.bytes_in for each in metrics),
         read_bytes_complete=True,
@@ -240,7 +243,8 @@ def job_exceptions(view: JobView, exceptions_max: int) -> schemas.JobExceptions:
     names = {vertex.vertex_id: vertex.name for vertex in view.vertices}
     parallelism = {vertex.vertex_id: vertex.parallelism for vertex in view.vertices}
     shown = view.exceptions[:exceptions_max]
-    entries = [_exception(each, _task_name(each, names, parallelism)) for each in shown]
+    job_id = view.overview.job_id
+    entries = [_exception(each, _task_name(each, names, parallelism), job_id) for each in shown]
     newest = entries[0] if entries else None
     truncated = len(view.exceptions) > len(shown)
     return schemas.JobExceptions(
@@ -262,7 +266,7 @@ def _task_name(view: ExceptionView, names: Mapping[str, str], parallelism: Mappi
     return f"{names.get(view.vertex, view.vertex)} ({view.subtask + 1}/{parallelism.get(view.vertex, '?')})"
 
 
-def _exception(view: ExceptionView, task: str | None) -> schemas.ExceptionEntry:
+def _exception(view: ExceptionView, task: str | None, job_id: str) -> schemas.ExceptionEntry:
     return schemas.ExceptionEntry(
         exceptionName=view.error.partition(":")[0],
         stacktrace=view.traceback or view.error,
@@ -270,5 +274,5 @@ def _exception(view: ExceptionView, task: str | None) -> schemas.ExceptionEntry:
         taskName=task,
         location=view.worker or None,
         endpoint=view.worker or None,
-        taskManagerId=view.worker or None,
+        taskManagerId=f"{job_id}_{view.worker}" if view.worker else None,
     )

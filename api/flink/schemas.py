@@ -199,6 +199,8 @@ class SubtaskBackPressure(Record):
     subtask: int
     attempt_number: Annotated[int, Field(alias="attempt-number")]
     backpressureLevel: Literal["ok", "low", "high"]
+    level: Annotated[Literal["ok", "low", "high"], Field(alias="backpressure-level")]
+    """The same, as Flink called it before, and still does."""
     ratio: float
     idleRatio: float
     busyRatio: float
@@ -209,6 +211,7 @@ class VertexBackPressure(Record):
 
     status: Literal["ok", "deprecated"]
     backpressureLevel: Literal["ok", "low", "high"] | None
+    level: Annotated[Literal["ok", "low", "high"] | None, Field(alias="backpressure-level")]
     end_timestamp: Annotated[int | None, Field(alias="end-timestamp")]
     subtasks: list[SubtaskBackPressure] | None
 
@@ -217,6 +220,8 @@ class JobDetails(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     jid: HexId
+    application_id: Annotated[HexId, Field(alias="application-id")]
+    """The job's own: each is an application of its own."""
     name: str
     isStoppable: bool
     state: str

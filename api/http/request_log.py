@@ -15,6 +15,8 @@ logger = logging.getLogger("holdfast.requests")
 _CHANGES = {
     ("POST", "/v1/jobs"): "submit",
     ("PATCH", "/jobs/{jobid}"): "cancel",
+    ("GET", "/jobs/{jobid}/yarn-cancel"): "cancel",
+    ("POST", "/applications/{applicationid}/cancel"): "cancel",
     ("POST", "/jobs/{jobid}/checkpoints"): "checkpoint",
     ("POST", "/jobs/{jobid}/savepoints"): "savepoint",
     ("POST", "/jobs/{jobid}/stop"): "stop",
@@ -28,8 +30,15 @@ _CHARACTERS_MAX = TEXT_CHARACTERS_MAX // 2
 _QUIET = ("/v1/jobs/{jobid}/workers", "/v1/preflight", "/v1/snapshots")
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
+_CHANGING_BY_GET = "/yarn-cancel"
+"""End of the one path of Flink's dialect that changes something by GET."""
+
 SUBJECT = "holdfast.subject"
 """Key of the scope under which a route names its subject where the path does not: a job's name, a folder."""
+
+
+def _changes(scope: Scope) -> bool:
+    return scope["method"] in _CHANGING or str(scope["path"]).endswith(_CHANGING_BY_GET)
 
 
 class LogChanges:
@@ -40,7 +49,7 @@ class LogChanges:
         self._credential = "token" if authenticated else "no token"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in _CHANGING or "/workers/" in scope["path"]:
+        if scope["type"] != "http" or not _changes(scope) or "/workers/" in scope["path"]:
             await self._app(scope, receive, send)
             return
         answered = False
@@ -63,9 +72,11 @@ class LogChanges:
         route = str(getattr(scope.get("route"), "path", ""))
         if route.startswith(_QUIET):
             return
-        what = _CHANGES.get((scope["method"], route.removeprefix("/v1") if route != "/v1/jobs" else route))
+        dialect = route.removeprefix("/flink").removeprefix("/v1") if route != "/v1/jobs" else route
+        what = _CHANGES.get((scope["method"], dialect))
         what = what or f"{scope['method']} {scope['path']}"
-        job_id = str(scope.get("path_params", {}).get("jobid", ""))
+        named = scope.get("path_params", {})
+        job_id = str(named.get("jobid", "") or named.get("applicationid", ""))
         subject = str(scope.get(SUBJECT, ""))
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")

@@ -21,9 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.http.auth import BearerAuth
+from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import flink, health, history, jobs, series, snapshots, workers
+from holdfast.api.routes import dialect, health, history, jobs, series, snapshots, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
@@ -87,11 +88,12 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(series.router)
     app.include_router(snapshots.router)
     app.include_router(workers.router)
-    app.include_router(flink.router, prefix="/v1")
-    app.include_router(flink.router, include_in_schema=False)
+    app.include_router(dialect.router, prefix="/v1")
+    app.include_router(dialect.router, include_in_schema=False)
     app.add_middleware(AnswerFailures)
     app.add_middleware(LogChanges, authenticated=settings.token is not None)
     app.add_middleware(BearerAuth, token=settings.token)
+    app.add_middleware(BasicAsBearer)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(NotModifiedError, not_modified)

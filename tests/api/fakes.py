@@ -92,9 +92,12 @@ def make_overview(state: str = "RUNNING", *, job_id: str = JOB, name: str = NAME
     return JobOverviewView(job_id, name, state, start_ms, -1, 2_000, {TaskState.RUNNING: 2}, 1, 1)
 
 
-def make_job(state: str = "RUNNING") -> JobView:
+def make_job(state: str = "RUNNING", pressure: tuple[SubtaskMetrics, ...] = ()) -> JobView:
+    told = {each.vertex: each for each in pressure}
+
     def vertex(vertex_id: str) -> VertexView:
-        metrics = SubtaskMetrics(vertex_id, 0, records_in=5, records_out=7, bytes_in=50, bytes_out=70, busy_ms=3)
+        counted = SubtaskMetrics(vertex_id, 0, records_in=5, records_out=7, bytes_in=50, bytes_out=70, busy_ms=3)
+        metrics = told.get(vertex_id, counted)
         subtask = SubtaskView(vertex_id, 0, TaskState.RUNNING, 1, "here", 1_000, -1, {TaskState.RUNNING: 1_000}, False, metrics)
         return VertexView(vertex_id, "v", 1, 128, TaskState.RUNNING, 1_000, -1, {TaskState.RUNNING: 1}, (subtask,))
 
@@ -113,7 +116,7 @@ def make_job(state: str = "RUNNING") -> JobView:
         attempt=2,
         restarts=1,
         epoch=1,
-        failure=None,
+        failure="UserFunctionError: boom: bang" if state == "FAILED" else None,
         totals=make_totals(),
     )
 
@@ -245,6 +248,7 @@ class FakeCoordinator:
     page: HistoryPage = field(default_factory=lambda: HistoryPage(()))
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
+    pressure: tuple[SubtaskMetrics, ...] = ()
 
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
@@ -378,7 +382,7 @@ class FakeCoordinator:
 
     def job(self, job_id: str) -> JobView:
         self._called("job", job_id)
-        return make_job(self.state)
+        return make_job(self.state, self.pressure)
 
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         self._called("checkpoints", job_id)

@@ -129,6 +129,7 @@ def test_job(served: Served, prefix: str) -> None:
     body = served.json("GET", f"{prefix}/jobs/{JOB}")
     assert set(body) == {
         "jid",
+        "application-id",
         "name",
         "isStoppable",
         "state",
@@ -269,11 +270,12 @@ def test_backpressure_of_a_vertex(
     assert served.json("GET", path) == {
         "status": "ok",
         "backpressureLevel": "low",
+        "backpressure-level": "low",
         "end-timestamp": view.now_ms,
         "subtasks": [
             {
-                "subtask": number, "attempt-number": attempt, "backpressureLevel": found, "ratio": ratio, "idleRatio": idle,
-                "busyRatio": busy,
+                "subtask": number, "attempt-number": attempt, "backpressureLevel": found, "backpressure-level": found,
+                "ratio": ratio, "idleRatio": idle, "busyRatio": busy,
             }
             for number, found, ratio, idle, busy in (
                 (0, "ok", 0.1, 0.8, 0.1), (1, "low", 0.101, 0.899, 0), (2, "low", 0.5, 0.2, 0.3),

@@ -1,0 +1,99 @@
+"""Basic authentication: the password is the token, as clients of Flink and browsers know it; and which page a request is from.
+
+A browser sends a password along with every request that any page makes it send. So with Basic, and for changes by GET with
+anything but a bearer token, a change is taken from pages of this service alone. Whether the token is right is judged elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.api.errors import ForeignOriginError, encode_error
+
+BROWSER_PATHS = "/flink/"
+"""Below it are the pages of Flink's UI: a browser that is refused there asks for the password."""
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_FROM_PASSWORD = "holdfast.password"
+"""Key of the scope of a request whose token was a password."""
+_CHALLENGE = 'Basic realm="Holdfast: the token is the password", charset="UTF-8"'
+
+
+class BasicAsBearer:
+    """ASGI middleware in front of the token check: makes a bearer token of a password. 403 for a change that a page elsewhere asks
+    for with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        password = _password(_header(scope, b"authorization"))
+        if password is not None:
+            if scope["method"] not in _SAFE and not _is_of_this_service(scope, unsaid=True):
+                await _refuse(send)
+                return
+            others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+            scope = {**scope, "headers": [*others, (b"authorization", b"Bearer " + password)], _FROM_PASSWORD: True}
+        await self._app(scope, receive, _challenging(send) if scope["path"].startswith(BROWSER_PATHS) else send)
+
+
+def check_same_origin(scope: Scope) -> None:
+    """Raise ForeignOriginError for a change by GET that a page elsewhere may have made a browser ask for: one without a bearer
+    token of its own, unless the browser says that a page of this service asks."""
+    is_bearer = _header(scope, b"authorization").lower().startswith(b"bearer ") and _FROM_PASSWORD not in scope
+    if not is_bearer and not _is_of_this_service(scope, unsaid=False):
+        raise _foreign()
+
+
+def _foreign() -> ForeignOriginError:
+    return ForeignOriginError("a change is taken with a bearer token, or from pages of this service: this may be from another page")
+
+
+async def _refuse(send: Send) -> None:
+    wire = encode_error(_foreign())
+    headers = [(name.lower().encode(), value.encode()) for name, value in wire.headers.items()]
+    headers.append((b"content-length", str(len(wire.body)).encode()))
+    await send({"type": "http.response.start", "status": wire.status, "headers": headers})
+    await send({"type": "http.response.body", "body": wire.body})
+
+
+def _challenging(send: Send) -> Send:
+    async def challenge(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 401:
+            MutableHeaders(scope=message).append("WWW-Authenticate", _CHALLENGE)
+        await send(message)
+
+    return challenge
+
+
+def _is_of_this_service(scope: Scope, *, unsaid: bool) -> bool:
+    """Whether a page of this service sent the request. `unsaid`: the answer where nothing in it says so: browsers name the origin
+    of every request that may change something, but not of a GET."""
+    host = _header(scope, b"host")
+    origin, site, referer = (_header(scope, name) for name in (b"origin", b"sec-fetch-site", b"referer"))
+    if site:
+        return site == b"same-origin"
+    if origin or referer:
+        return bool(host) and (origin or referer).partition(b"://")[2].partition(b"/")[0] == host
+    return unsaid
+
+
+def _password(authorization: bytes) -> bytes | None:
+    """Of Basic authentication, with any user's name; None for what is none."""
+    scheme, _, told = authorization.partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return base64.b64decode(told.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")

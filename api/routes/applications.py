@@ -1,0 +1,53 @@
+"""Flink's monitoring dialect: applications. Each job is one, with the job's id."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from holdfast.api.flink import job_schemas as shapes
+from holdfast.api.flink import render_applications, schemas, worker_schemas
+from holdfast.api.routes.common import ERRORS, Service
+from holdfast.api.routes.execution import now_ms
+from holdfast.api.routes.job_manager import Configuration
+
+router = APIRouter(tags=["flink"], responses=ERRORS)
+
+ApplicationId = Annotated[str, Path(alias="applicationid", pattern=schemas.ID_PATTERN, description="The job's id")]
+
+
+@router.get("/applications/overview")
+def applications(service: Service) -> shapes.ApplicationsOverview:
+    """All applications, with times and states."""
+    at_ms = now_ms()
+    found = [render_applications.application_overview(each, now_ms=at_ms) for each in service.jobs()]
+    return shapes.ApplicationsOverview(applications=found)
+
+
+@router.get("/applications/{applicationid}")
+def application(service: Service, application_id: ApplicationId) -> shapes.ApplicationDetails:
+    """One application and its job."""
+    return render_applications.application_details(service.job(application_id))
+
+
+@router.get("/applications/{applicationid}/exceptions")
+def application_exceptions(service: Service, application_id: ApplicationId) -> shapes.ApplicationExceptions:
+    """The failure that ended it; empty for one that runs."""
+    return render_applications.application_exceptions(service.job(application_id))
+
+
+@router.get("/applications/{applicationid}/jobmanager/config")
+def application_config(
+    service: Service, application_id: ApplicationId, configuration: Configuration
+) -> list[worker_schemas.ConfigurationEntry]:
+    """Settings of the coordinator, without secrets."""
+    service.checkpoint_config(application_id)
+    return configuration
+
+
+@router.post("/applications/{applicationid}/cancel", status_code=202)
+def cancel_application(service: Service, application_id: ApplicationId) -> schemas.Empty:
+    """Begin to cancel its job."""
+    service.cancel(application_id)
+    return schemas.Empty()

@@ -1,0 +1,114 @@
+"""Flink's monitoring dialect: a job's configuration, accumulators, result, metrics and parallelism; and its cancellation by GET."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from fastapi import APIRouter, Request
+
+from holdfast.api.errors import NoCounterpartError
+from holdfast.api.flink import job_schemas as shapes
+from holdfast.api.flink import render_applications, render_metrics, schemas
+from holdfast.api.flink.vertex_schemas import AggregatedMetric
+from holdfast.api.http.basic import check_same_origin
+from holdfast.api.routes.common import ERRORS, JobId, Service
+from holdfast.api.routes.vertices import MetricNames, Things, Wanted, aggregated, listed
+from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, NotLeaderError
+
+router = APIRouter(tags=["flink"], responses=ERRORS)
+
+JOBS_MAX = 1_000
+"""Jobs over which one request aggregates, at most, those that began last."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@router.get("/jobs/metrics", response_model_exclude_none=True)
+def jobs_metrics(service: Service, wanted: Wanted, get: MetricNames = None, jobs: Things = None) -> list[AggregatedMetric]:
+    """Numbers over all jobs, or over some (`jobs=id,id`): their names, or with `get` the values."""
+    chosen = set(jobs.split(",")) if jobs else None
+    newest = sorted(service.jobs(), key=lambda each: -each.start_ms)
+    ids = [each.job_id for each in newest if chosen is None or each.job_id in chosen]
+    return aggregated(_metrics_of(service, ids[:JOBS_MAX]), get, wanted)
+
+
+def _metrics_of(service: Coordinator, job_ids: Sequence[str]) -> Iterator[dict[str, str]]:
+    """A job that has gone to another coordinator meanwhile is left out."""
+    for job_id in job_ids:
+        try:
+            yield _metrics(service, job_id)
+        except (NotFoundError, NotLeaderError):
+            continue
+
+
+def _metrics(service: Coordinator, job_id: str) -> dict[str, str]:
+    return render_metrics.job_metrics(service.job(job_id), service.checkpoints(job_id), service.directory)
+
+
+@router.get("/jobs/{jobid}/metrics")
+def job_metrics(service: Service, job_id: JobId, get: MetricNames = None) -> list[schemas.Metric] | list[schemas.MetricName]:
+    """Numbers of a job, its checkpoints and restarts: their names, or with `get` the values."""
+    return listed(_metrics(service, job_id), get)
+
+
+@router.get("/jobs/{jobid}/config")
+def job_config(service: Service, job_id: JobId) -> shapes.JobConfiguration:
+    """The job's restart strategy and parallelism, and in `user-config` its settings as they hold."""
+    view = service.job(job_id)
+    return render_applications.job_configuration(view, service.checkpoint_config(job_id).config)
+
+
+@router.get("/jobs/{jobid}/accumulators")
+def job_accumulators(service: Service, job_id: JobId, includeSerializedValue: bool = False) -> shapes.JobAccumulators:
+    """Counters of the user's functions, of the job's newest submission. There are no serialized values."""
+    return render_applications.job_accumulators(service.job(job_id))
+
+
+@router.get("/jobs/{jobid}/execution-result", response_model_exclude_none=True)
+def execution_result(service: Service, job_id: JobId) -> shapes.ExecutionResult:
+    """How a job ended; IN_PROGRESS until then."""
+    return render_applications.execution_result(service.job(job_id))
+
+
+@router.get("/jobs/{jobid}/resource-requirements")
+def resource_requirements(service: Service, job_id: JobId) -> shapes.ResourceRequirements:
+    """The parallelism of each vertex: both bounds are that of the submission."""
+    return render_applications.resource_requirements(service.job(job_id))
+
+
+@router.put("/jobs/{jobid}/resource-requirements")
+def change_resource_requirements(service: Service, job_id: JobId) -> schemas.Empty:
+    """Refused: a job changes its parallelism when it is submitted again."""
+    service.checkpoint_config(job_id)
+    text = f"job {job_id} keeps its parallelism while it runs: stop it with a savepoint and submit it with another"
+    raise InvalidConfigError(text, setting="parallelism")
+
+
+@router.get("/jobs/{jobid}/rescales/config")
+@router.get("/jobs/{jobid}/rescales/overview")
+@router.get("/jobs/{jobid}/rescales/history")
+@router.get("/jobs/{jobid}/rescales/summary")
+@router.get("/jobs/{jobid}/rescales/details/{rescaleuuid}")
+def rescales(service: Service, job_id: JobId) -> schemas.Empty:
+    """404, as of a job of Flink without the adaptive scheduler: no job is rescaled while it runs."""
+    service.checkpoint_config(job_id)
+    _no_rescales(job_id)
+
+
+def _no_rescales(job_id: str) -> NoReturn:
+    text = f"job {job_id} has no rescales: it has no adaptive scheduler, and its parallelism changes with a submission"
+    raise NoCounterpartError(text, job=job_id)
+
+
+@router.get("/jobs/{jobid}/yarn-cancel", status_code=202)
+def cancel(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
+    """Begin to cancel a job: what Flink's UI asks. A change by GET, and so taken with a bearer token, or from a page of this
+    service."""
+    check_same_origin(request.scope)
+    service.cancel(job_id)
+    return schemas.Empty()
