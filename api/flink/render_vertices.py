@@ -100,7 +100,7 @@ def _time_in_states(view: SubtaskView, now_ms: int) -> dict[str, int]:
     entered = sorted((at_ms, str(state)) for state, at_ms in view.timestamps.items() if at_ms >= 0)
     left = [at_ms for at_ms, _ in entered[1:]] + [view.end_ms if view.end_ms >= 0 else now_ms]
     spent = {state: max(0, until - since) for (since, state), until in zip(entered, left, strict=True)}
-    return {str(state): spent[str(state)] for state in _BEFORE_THE_END if str(state) in spent}
+    return {str(state): spent.get(str(state), schemas.UNKNOWN) for state in _BEFORE_THE_END}
 
 
 def _aggregated(subtasks: Sequence[SubtaskView], now_ms: int) -> shapes.Aggregated:
@@ -111,10 +111,10 @@ def _aggregated(subtasks: Sequence[SubtaskView], now_ms: int) -> shapes.Aggregat
             if not isinstance(value, bool):
                 numbers.setdefault(name, []).append(value)
         for state, spent in _time_in_states(each, now_ms).items():
-            times.setdefault(state, []).append(spent)
+            times.setdefault(state, []).extend([spent] if spent >= 0 else [])
     return shapes.Aggregated(
         metrics={name: statistics(values) for name, values in numbers.items()},
-        status_duration={state: statistics(values) for state, values in times.items()},
+        status_duration={state: statistics(values or [schemas.UNKNOWN]) for state, values in times.items()},
     )
 
 

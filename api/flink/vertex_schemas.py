@@ -27,7 +27,7 @@ class SubtaskAttempt(DashedRecord):
     metrics: VertexMetrics
     taskmanager_id: str
     status_duration: dict[str, int]
-    """State -> how long it was, or is, in it; states that it was not in are left out."""
+    """State -> how long it was, or is, in it; -1: it was not, or that is not known. Flink's clients need each of them."""
     started_again: Annotated[int, Field(alias="start_time")]
 
 

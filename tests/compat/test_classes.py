@@ -22,6 +22,7 @@ from tests.compat.flink import flink_classes
 pytestmark = pytest.mark.compat
 
 MESSAGES = "org.apache.flink.runtime.rest.messages."
+VERTEX = f"jobs/{JOB}/vertices/{SOURCE}"
 STRICT, FLEXIBLE = "getStrictObjectMapper", "getFlexibleObjectMapper"
 
 
@@ -45,7 +46,10 @@ def served(coordinator: FakeCoordinator, tmp_path_factory: pytest.TempPathFactor
 def headers_of(flink: Any, name: str) -> Any:
     """Flink's description of an endpoint."""
     java = flink.jvm.java.lang
-    return invoke(flink, java.Class.forName(MESSAGES + name), "getInstance", None)
+    kind = java.Class.forName(MESSAGES + name)
+    if not any(method.getName() == "getInstance" for method in kind.getMethods()):
+        return kind.getConstructor(flink.new_array(java.Class, 0)).newInstance(flink.new_array(java.Object, 0))
+    return invoke(flink, kind, "getInstance", None)
 
 
 def invoke(flink: Any, kind: Any, method: str, target: Any) -> Any:
@@ -83,6 +87,41 @@ def read(flink: Any, body: str, headers: Any, mapper: str = STRICT) -> Any:
         (f"jobs/{JOB}/checkpoints/config", "checkpoints.CheckpointConfigHeaders"),
         *((f"jobs/{JOB}/checkpoints/details/{number}", "checkpoints.CheckpointStatisticDetailsHeaders") for number in range(1, 5)),
         (f"jobs/{JOB}/checkpoints/details/1/subtasks/{SOURCE}", "checkpoints.TaskCheckpointStatisticsHeaders"),
+        (f"jobs/{JOB}/plan", "JobPlanHeaders"),
+        (f"jobs/{JOB}/config", "JobConfigHeaders"),
+        (f"jobs/{JOB}/accumulators", "JobAccumulatorsHeaders"),
+        (f"jobs/{JOB}/execution-result", "job.JobExecutionResultHeaders"),
+        (f"jobs/{JOB}/resource-requirements", "job.JobResourceRequirementsHeaders"),
+        (f"jobs/{JOB}/metrics", "job.metrics.JobMetricsHeaders"),
+        (f"jobs/{JOB}/metrics?get=numRestarts", "job.metrics.JobMetricsHeaders"),
+        ("jobs/metrics?get=numRestarts", "job.metrics.AggregatedJobMetricsHeaders"),
+        (f"jobs/{JOB}/jobmanager/log-url", "JobManagerLogUrlHeaders"),
+        (VERTEX, "JobVertexDetailsHeaders"),
+        (f"{VERTEX}/metrics", "job.metrics.JobVertexMetricsHeaders"),
+        (f"{VERTEX}/backpressure", "JobVertexBackPressureHeaders"),
+        (f"{VERTEX}/subtasktimes", "SubtasksTimesHeaders"),
+        (f"{VERTEX}/taskmanagers", "JobVertexTaskManagersHeaders"),
+        (f"{VERTEX}/accumulators", "JobVertexAccumulatorsHeaders"),
+        (f"{VERTEX}/subtasks/accumulators", "SubtasksAllAccumulatorsHeaders"),
+        (f"{VERTEX}/subtasks/metrics?get=numRecordsIn&agg=min,skew", "job.metrics.AggregatedSubtaskMetricsHeaders"),
+        (f"{VERTEX}/subtasks/0", "job.SubtaskCurrentAttemptDetailsHeaders"),
+        (f"{VERTEX}/subtasks/0/metrics?get=numRecordsIn", "job.metrics.SubtaskMetricsHeaders"),
+        (f"{VERTEX}/subtasks/0/attempts/1", "job.SubtaskExecutionAttemptDetailsHeaders"),
+        (f"{VERTEX}/subtasks/0/attempts/1/accumulators", "job.SubtaskExecutionAttemptAccumulatorsHeaders"),
+        ("taskmanagers", "taskmanager.TaskManagersHeaders"),
+        (f"taskmanagers/{JOB}_slot-0", "taskmanager.TaskManagerDetailsHeaders"),
+        (f"taskmanagers/{JOB}_slot-0/metrics", "job.metrics.TaskManagerMetricsHeaders"),
+        (f"taskmanagers/{JOB}_slot-0/logs", "taskmanager.TaskManagerLogsHeaders"),
+        ("taskmanagers/metrics?get=assignedTasks", "job.metrics.AggregatedTaskManagerMetricsHeaders"),
+        ("jobmanager/config", "ClusterConfigurationInfoHeaders"),
+        ("jobmanager/environment", "JobManagerEnvironmentHeaders"),
+        ("jobmanager/metrics", "job.metrics.JobManagerMetricsHeaders"),
+        ("jobmanager/logs", "cluster.JobManagerLogListHeaders"),
+        ("jobmanager/thread-dump", "cluster.JobManagerThreadDumpHeaders"),
+        ("applications/overview", "ApplicationsOverviewHeaders"),
+        (f"applications/{JOB}", "application.ApplicationDetailsHeaders"),
+        (f"applications/{JOB}/exceptions", "application.ApplicationExceptionsHeaders"),
+        (f"applications/{JOB}/jobmanager/config", "application.JobManagerApplicationConfigurationHeaders"),
     ],
 )
 def test_an_answer_is_read(flink: Any, served: Served, path: str, headers: str) -> None:
@@ -100,6 +139,18 @@ def test_the_job_is_the_one(flink: Any, served: Served) -> None:
     (job,) = read(flink, json.dumps(served.json("GET", "/v1/jobs/overview")), headers_of(flink, "JobsOverviewHeaders")).getJobs()
     assert (job.getJobId().toString(), job.getJobName(), job.getStatus().toString()) == (JOB, "flights", "RUNNING")
     assert (job.getJobType().toString(), job.getSchedulerType().toString()) == ("STREAMING", "Default")
+
+
+@pytest.mark.parametrize("state", ["FINISHED", "CANCELED", "FAILED"])
+def test_the_result_of_a_job_is_read(flink: Any, served: Served, coordinator: FakeCoordinator, state: str) -> None:
+    coordinator.state = state
+    body = json.dumps(served.json("GET", f"/v1/jobs/{JOB}/execution-result"))
+    result = read(flink, body, headers_of(flink, "job.JobExecutionResultHeaders")).getJobExecutionResult()
+    assert result.getJobId().toString() == JOB
+    assert (result.getSerializedThrowable().isPresent()) is (state == "FAILED")
+    exceptions = served.json("GET", f"/v1/applications/{JOB}/exceptions")
+    read(flink, json.dumps(exceptions), headers_of(flink, "application.ApplicationExceptionsHeaders"))
+    coordinator.state = "RUNNING"
 
 
 @pytest.mark.parametrize("state", JOB_STATES)
