@@ -62,6 +62,12 @@ class ForeignOriginError(HoldfastError):
     """A browser was made to ask for a change by a page that is none of this service."""
 
 
+class FlinkUiError(InvalidConfigError):
+    """The jar of `--flink-ui` has no UI, or none that can be served."""
+
+    path: str | None = None
+
+
 class ConnectionLostError(StorageUnavailableError):
     """The coordinator can't be reached."""
 
@@ -90,7 +96,15 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
 )
 """Status by class; the first match counts, any other class is 500."""
 
-_OWN = (BodyTooLargeError, BusyError, ConnectionLostError, ForeignOriginError, NoCounterpartError, RemoteError)
+_OWN = (
+    BodyTooLargeError,
+    BusyError,
+    ConnectionLostError,
+    FlinkUiError,
+    ForeignOriginError,
+    NoCounterpartError,
+    RemoteError,
+)
 
 _KINDS: dict[str, type[HoldfastError]] = {
     **ERROR_CLASSES,

@@ -62,6 +62,8 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    flink_ui: Path | None = None
+    """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
     """Further directories and URLs whose snapshots REST shows; those of the state directory are always shown."""
     body_bytes_max: int = BODY_BYTES_MAX
@@ -160,6 +162,7 @@ def server_settings(
     token_file: str | Path | None = None,
     no_token: bool = False,
     takeover: bool = False,
+    flink_ui: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -180,6 +183,7 @@ def server_settings(
         token_file=secret_file,
         takeover=takeover,
         state_url=remote,
+        flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
@@ -191,6 +195,10 @@ def server_settings(
 
 def _lower(text: str | None) -> str | None:
     return text.lower() if text is not None else None
+
+
+def _file(named: str | Path | None) -> Path | None:
+    return Path(os.path.expanduser(named)).absolute() if named is not None else None
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

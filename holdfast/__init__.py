@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.api.errors import BodyTooLargeError as BodyTooLargeError
     from holdfast.api.errors import BusyError as BusyError
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
+    from holdfast.api.errors import FlinkUiError as FlinkUiError
     from holdfast.api.errors import ForeignOriginError as ForeignOriginError
     from holdfast.api.errors import NoCounterpartError as NoCounterpartError
     from holdfast.api.errors import RemoteError as RemoteError
@@ -218,6 +219,7 @@ _EXPORTS = {
         "BodyTooLargeError",
         "BusyError",
         "ConnectionLostError",
+        "FlinkUiError",
         "ForeignOriginError",
         "NoCounterpartError",
         "RemoteError",

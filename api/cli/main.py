@@ -181,6 +181,10 @@ def serve(
     token_file: TokenFile = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    flink_ui: Annotated[
+        Path | None,
+        typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")
     ] = None,
@@ -201,6 +205,7 @@ def serve(
         token_file=token_file,
         no_token=no_token,
         takeover=takeover,
+        flink_ui=flink_ui,
         log_level=log_level,
         log_format=log_format,
     )

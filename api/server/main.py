@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
@@ -49,8 +50,11 @@ class _Led:
 
 @contextlib.contextmanager
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
-    """Guard the directory, bind, open; undone in reverse order. Raises CoordinatorRunningError, InvalidConfigError ..."""
+    """Guard the directory, bind, open; undone in reverse order. Raises CoordinatorRunningError, InvalidConfigError,
+    FlinkUiError ..."""
     settings.check()
+    if settings.flink_ui is not None:
+        check_web_interface(settings.flink_ui)
     with contextlib.ExitStack() as undo:
         guard = undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
         listener = undo.enter_context(bind(settings))

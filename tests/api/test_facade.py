@@ -48,6 +48,7 @@ ERRORS_SINCE = {
     "AsyncTimeoutError",
     "CommitPositionLostError",
     "CoordinatorRunningError",
+    "FlinkUiError",
     "ForeignOriginError",
     "InputChangedError",
     "InvalidTimestampError",
