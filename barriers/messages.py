@@ -212,6 +212,14 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     """In-flight data among them; absent without any."""
     unaligned: bool | msgspec.UnsetType = msgspec.UNSET
     """True: the barrier has overtaken at its input, or what it overtook is stored; else absent."""
+    store_duration_ms: _Millis | msgspec.UnsetType = msgspec.UNSET
+    """Of the asynchronous part: in operations of storage; the rest encodes, or waits for a thread. Absent from older workers."""
+    new_files: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Files that hold the new bytes; those inline are none. Absent from older workers."""
+    notified_checkpoint: _Count | msgspec.UnsetType = msgspec.UNSET
+    """Newest checkpoint whose completion the subtask was told of with the next number; absent before one."""
+    notified_after_ms: _Millis | msgspec.UnsetType = msgspec.UNSET
+    """From that checkpoint's trigger, by the coordinator's clock, to when it was told, by the worker's."""
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator

@@ -161,10 +161,27 @@ class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     persisted: int = 0
     """Bytes of in-flight data."""
     unaligned: bool = False
+    store_ms: int = -1
+    """Of `async_ms`: in operations of storage; -1 if its worker does not tell."""
+    new_files: int = -1
+    """Files with the new bytes; -1 if its worker does not tell."""
 
     @property
     def acknowledged(self) -> bool:
         return self.ack_ms >= 0
+
+    @property
+    def encode_ms(self) -> int:
+        """The rest of `async_ms`; -1 if that is not known."""
+        return max(0, self.async_ms - self.store_ms) if self.store_ms >= 0 else -1
+
+    @property
+    def acknowledge_ms(self) -> int:
+        """From the end of the asynchronous part to the coordinator: what the phases before leave of `end_to_end_ms`. A worker's
+        clock that is ahead or behind moves time between this and `start_delay_ms`."""
+        work = self.sync_ms + self.async_ms
+        before = max(self.alignment_ms, work) if self.unaligned else self.alignment_ms + work
+        return max(0, self.end_to_end_ms - self.start_delay_ms - before)
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -228,6 +245,28 @@ class VertexCheckpointView(msgspec.Struct, frozen=True):
         }
 
 
+class CheckpointPhases(msgspec.Struct, frozen=True):
+    """How long one completed checkpoint took: of each phase of subtasks the longest, ms; -1: not known."""
+
+    checkpoint_id: int
+    end_to_end_ms: int
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: int
+    encode_ms: int
+    store_ms: int
+    acknowledge_ms: int
+    decide_ms: int
+    """From the last acknowledgement until its `_metadata` is stored."""
+    notify_ms: int
+    """From then until the last subtask that has told knows of it; they tell with their next acknowledgement."""
+    checkpointed_size: int
+    state_size: int
+    store_rate: int
+    """Bytes that the subtasks wrote, by the sum of their times in storage: bytes/s of one writer."""
+    new_files: int
+
+
 class CheckpointView(msgspec.Struct, frozen=True):
     """One checkpoint or savepoint, in any state."""
 
@@ -256,6 +295,10 @@ class CheckpointView(msgspec.Struct, frozen=True):
     failure_reason: str | None = None
     """A FailureReason value."""
     failure_message: str | None = None
+    decide_ms: int = -1
+    """As in CheckpointPhases; of one that is completed."""
+    notify_ms: int = -1
+    """As in CheckpointPhases."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -282,6 +325,8 @@ class CheckpointStatsView(msgspec.Struct, frozen=True):
     latest_savepoint: CheckpointView | None
     latest_failed: CheckpointView | None
     latest_restored: RestoredView | None
+    recent: tuple[CheckpointPhases, ...] = ()
+    """Of the newest completed checkpoints, oldest first, bounded; no savepoints."""
 
 
 SUBTASKS_SHOWN_MAX = 1_000

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.views import (
     CheckpointCounts,
+    CheckpointPhases,
     CheckpointStatsView,
     CheckpointView,
     Quantiles,
@@ -27,8 +29,14 @@ from holdfast.coordinator.views import (
 HISTORY_MAX = 20
 """Finished checkpoints kept with their subtasks; those in progress are kept besides."""
 
+RECENT_MAX = 20
+"""Newest completed checkpoints whose phases are kept, savepoints left out."""
+
 SUMMARY_MAX = 1_000
 """Newest completed checkpoints that the summaries cover."""
+
+NOTIFIED_MAX = 2 * RECENT_MAX
+"""Completed checkpoints and savepoints for which it is known when their subtasks were told."""
 
 _SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
 
@@ -128,6 +136,31 @@ def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMet
         start_delay_ms=round(metrics.start_delay_ms),
         persisted=metrics.bytes_persisted_during_alignment or 0,
         unaligned=metrics.unaligned is True,
+        store_ms=-1 if metrics.store_duration_ms is UNSET else round(metrics.store_duration_ms),
+        new_files=-1 if metrics.new_files is UNSET else metrics.new_files,
+    )
+
+
+def derive_phases(view: CheckpointView) -> CheckpointPhases:
+    """Phases of a completed checkpoint with its subtasks; O(subtasks)."""
+    acked = [subtask for vertex in view.vertices.values() for subtask in vertex.subtasks if subtask.acknowledged]
+    told = [subtask for subtask in acked if subtask.store_ms >= 0]
+    stored_ms = sum(subtask.store_ms for subtask in told)
+    return CheckpointPhases(
+        checkpoint_id=view.checkpoint_id,
+        end_to_end_ms=view.end_to_end_ms,
+        start_delay_ms=max((subtask.start_delay_ms for subtask in acked), default=-1),
+        alignment_ms=max((subtask.alignment_ms for subtask in acked), default=-1),
+        sync_ms=max((subtask.sync_ms for subtask in acked), default=-1),
+        encode_ms=max((subtask.encode_ms for subtask in told), default=-1),
+        store_ms=max((subtask.store_ms for subtask in told), default=-1),
+        acknowledge_ms=max((subtask.acknowledge_ms for subtask in acked), default=-1),
+        decide_ms=view.decide_ms,
+        notify_ms=view.notify_ms,
+        checkpointed_size=view.checkpointed_size,
+        state_size=view.state_size,
+        store_rate=sum(subtask.checkpointed_size for subtask in told) * 1000 // stored_ms if stored_ms else -1,
+        new_files=sum(subtask.new_files for subtask in told) if told else -1,
     )
 
 
@@ -172,13 +205,18 @@ class CapturedStats:
     finished: tuple[CheckpointView, ...]
     latest: Mapping[str, CheckpointView]
     latest_restored: RestoredView | None
+    recent: tuple[CheckpointPhases, ...]
+    notify_ms: Mapping[int, int]
+    """Checkpoint of the history -> time from COMPLETED until the last subtask was told, where any has said."""
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
         """One checkpoint: in progress, of the history, or the latest of its kind, however old; None if it is none of these."""
         running = self.in_progress.get(checkpoint_id)
         if running is not None:
             return running.view()
-        return next((view for view in (*self.finished, *self.latest.values()) if view.checkpoint_id == checkpoint_id), None)
+        known = (*self.finished, *self.latest.values())
+        found = next((view for view in known if view.checkpoint_id == checkpoint_id), None)
+        return replace(found, notify_ms=self.notify_ms.get(checkpoint_id, -1)) if found is not None else None
 
     def view(self) -> CheckpointStatsView:
         """All statistics. Checkpoints in progress come without their vertices: see `checkpoint`."""
@@ -191,6 +229,7 @@ class CapturedStats:
             latest_savepoint=self.latest.get("savepoint"),
             latest_failed=self.latest.get("failed"),
             latest_restored=self.latest_restored,
+            recent=tuple(replace(phases, notify_ms=self.notify_ms.get(phases.checkpoint_id, -1)) for phases in self.recent),
         )
 
 
@@ -207,6 +246,9 @@ class CheckpointStats:
         self._restored: RestoredView | None = None
         self._untaken: OrderedDict[int, CheckpointView] = OrderedDict()
         """Finished ones that `take_finished` has not returned."""
+        self._recent: deque[CheckpointPhases] = deque(maxlen=RECENT_MAX)
+        self._notified: dict[int, int] = {}
+        """Checkpoint of the history -> the longest time from its trigger until a subtask was told that it is complete, ms."""
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
 
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
@@ -217,17 +259,24 @@ class CheckpointStats:
         tracked = self._in_progress.get(ack.checkpoint_id)
         if tracked is not None:
             tracked.acknowledge(ack, wall_ms)
+        number, after_ms = ack.metrics.notified_checkpoint, ack.metrics.notified_after_ms
+        if number is not UNSET and after_ms is not UNSET and after_ms > self._notified.get(number, after_ms):
+            self._notified[number] = round(after_ms)
 
     def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
         tracked = self._in_progress.pop(checkpoint_id)
         duration = max(0, wall_ms - tracked.trigger_ms)
-        view = replace(tracked.view("COMPLETED"), location=location, end_to_end_ms=duration)
+        decide_ms = max(0, wall_ms - tracked.latest_ack_ms) if tracked.latest_ack_ms >= 0 else -1
+        view = replace(tracked.view("COMPLETED"), location=location, end_to_end_ms=duration, decide_ms=decide_ms)
         self._counts["completed"] += 1
         self._latest["savepoint" if view.is_savepoint else "completed"] = view
         numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)
         for name, value in zip(_SUMMARIES, numbers, strict=True):
             self._numbers[name].append(value)
         self._summaries = None
+        if not view.is_savepoint:
+            self._recent.append(derive_phases(view))
+        self._notified[checkpoint_id] = -1
         self._keep(view)
 
     def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
@@ -258,6 +307,15 @@ class CheckpointStats:
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
         return self.capture().checkpoint(checkpoint_id)
 
+    def _notify_ms(self) -> Mapping[int, int]:
+        known = {phases.checkpoint_id: phases.end_to_end_ms for phases in self._recent}
+        known |= {view.checkpoint_id: view.end_to_end_ms for view in (*self._finished.values(), *self._latest.values())}
+        return {
+            number: max(0, after_ms - known[number])
+            for number, after_ms in self._notified.items()
+            if after_ms >= 0 and number in known
+        }
+
     @property
     def counts(self) -> CheckpointCounts:
         return CheckpointCounts(in_progress=len(self._in_progress), **self._counts)
@@ -277,6 +335,8 @@ class CheckpointStats:
             finished=tuple(self._finished.values()),
             latest=dict(self._latest),
             latest_restored=self._restored,
+            recent=tuple(self._recent),
+            notify_ms=self._notify_ms(),
         )
 
     def view(self) -> CheckpointStatsView:
@@ -296,3 +356,5 @@ class CheckpointStats:
         self._finished[view.checkpoint_id] = view
         while len(self._finished) > HISTORY_MAX:
             self._finished.popitem(last=False)
+        while len(self._notified) > NOTIFIED_MAX:
+            del self._notified[min(self._notified)]

@@ -6,7 +6,7 @@ what it wrote: the coordinator sweeps files of a checkpoint without acknowledgem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
 from holdfast.operators.task.inflight import Elements, InFlight, SubtaskEdges
 from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
-from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState
+from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorSubtaskState, SegmentHandle
 from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
@@ -40,6 +40,37 @@ INFLIGHT_BYTES_MAX = 256 << 20
 """In-flight bytes that a checkpoint may hold, where nothing else is said."""
 
 SAVEPOINT_KINDS = frozenset(kind for kind in CheckpointKind if kind.is_savepoint)
+
+T = TypeVar("T")
+
+
+class _StoreTime:
+    """Time of one flow in operations of storage, s. Of the thread that drives the flow, then of the loop."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def measure(self, flow: Flow[T], clock: Clock) -> Flow[T]:
+        """The same flow, measured: two readings of the clock an operation, or a group of them."""
+        try:
+            wanted = next(flow)
+            while True:
+                began = clock.seconds()
+                try:
+                    result = yield wanted
+                except Exception as error:
+                    self.seconds += clock.seconds() - began
+                    wanted = flow.throw(error)
+                else:
+                    self.seconds += clock.seconds() - began
+                    wanted = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            flow.close()
 
 
 class _OperatorPart(msgspec.Struct, frozen=True):
@@ -73,6 +104,8 @@ class _RunningSnapshot(msgspec.Struct):
     """Folder of the checkpoint, if its files are also kept on this host."""
     is_on_own_thread: bool = False
     """It waits for a thread of an operator's own."""
+    stores: list[_StoreTime] = msgspec.field(default_factory=list)
+    """Of each flow that was begun."""
     has_ended: bool = False
     token: CancelToken = msgspec.field(default_factory=CancelToken)
 
@@ -126,6 +159,8 @@ class SubtaskCheckpointCoordinator:
         self._pack_threshold = pack_threshold
         self._report = report
         self._newest_id = 0
+        self._notified: tuple[int, int] | None = None
+        """Newest checkpoint that it was told to be complete, and how long after its trigger, ms."""
         self._aborted = AbortedIds()
         self._running: dict[int, _RunningSnapshot] = {}
         self._in_flight: dict[int, InFlight] = {}
@@ -258,11 +293,17 @@ class SubtaskCheckpointCoordinator:
             else:
                 self._ended(running, None if rest else result, error)
 
+        flow = self._measured(running, work.flow)
         if work.thread is None:
-            self._pool.submit_flow(work.flow, work.storage, done, running.token)
+            self._pool.submit_flow(flow, work.storage, done, running.token)
         else:
             running.is_on_own_thread = True
-            work.thread.run_flow(work.flow, work.storage, done)
+            work.thread.run_flow(flow, work.storage, done)
+
+    def _measured(self, running: _RunningSnapshot, flow: Flow[T]) -> Flow[T]:
+        store = _StoreTime()
+        running.stores.append(store)
+        return store.measure(flow, self._clock)
 
     def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
         context = node.context
@@ -348,17 +389,22 @@ class SubtaskCheckpointCoordinator:
             return
         self._running.pop(running.checkpoint_id, None)
         persisted = sum(channel.part.length for channel in channels)
+        async_ms = max(0.0, (self._clock.seconds() - running.began_s) * 1000)
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
             sync_duration_ms=running.sync_duration_ms,
-            async_duration_ms=max(0.0, (self._clock.seconds() - running.began_s) * 1000),
+            async_duration_ms=async_ms,
             bytes_processed_during_alignment=running.alignment.bytes_processed,
             checkpointed_size=sum(state.new_size for state in states.values()) + persisted,
             state_size=sum(state.size for state in states.values()) + persisted,
             operators=running.counted,
             bytes_persisted_during_alignment=persisted or msgspec.UNSET,
             unaligned=True if running.overtakes or persisted else msgspec.UNSET,
+            store_duration_ms=min(async_ms, max(0.0, sum(store.seconds for store in running.stores) * 1000)),
+            new_files=_count_files(states.values(), channels),
+            notified_checkpoint=msgspec.UNSET if self._notified is None else self._notified[0],
+            notified_after_ms=msgspec.UNSET if self._notified is None else self._notified[1],
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))
@@ -434,7 +480,8 @@ class SubtaskCheckpointCoordinator:
             self._acknowledge(running)
 
         storage, folder = self._place(running)
-        self._pool.submit_flow(in_flight.flow(self._target(running.barrier, folder, 0)), storage, done, running.token)
+        flow = self._measured(running, in_flight.flow(self._target(running.barrier, folder, 0)))
+        self._pool.submit_flow(flow, storage, done, running.token)
 
     # --------------------------------------------------------------------------------------------------- dead ids
 
@@ -490,8 +537,10 @@ class SubtaskCheckpointCoordinator:
 
     # -------------------------------------------------------------------------------------------------------- copies
 
-    def completed(self, checkpoint_id: int) -> None:
-        """COMPLETED(id) is stored: drop local copies that only older ones hold."""
+    def completed(self, checkpoint_id: int, timestamp_ms: int = 0) -> None:
+        """COMPLETED(id) is stored: drop local copies that only older ones hold. `timestamp_ms`: of its trigger, 0 if not known."""
+        if timestamp_ms > 0:
+            self._notified = checkpoint_id, max(0, self._clock.wall_ms() - timestamp_ms)
         if self._copies is not None and self._copies.confirm(checkpoint_id):
             self._pool.submit(self._copies.sweep, _ignore)
 
@@ -516,6 +565,14 @@ class SubtaskCheckpointCoordinator:
 
 def _ignore(result: Any, error: BaseException | None) -> None:
     """Result of a sweep is ignored: a file that it could not delete is left to the next sweep, or to another worker's."""
+
+
+def _count_files(states: Iterable[OperatorSubtaskState], channels: Iterable[ChannelState]) -> int:
+    """Files that were written for a checkpoint; those of the base are placeholders."""
+    parts = [part for state in states for keyed in state.keyed for part in keyed.parts]
+    parts += [entry.part for state in states for entry in state.operator]
+    parts += [channel.part for channel in channels]
+    return len({part.path for part in parts if isinstance(part, FileHandle | SegmentHandle)})
 
 
 def _release(parts: list[_OperatorPart] | tuple[_OperatorPart, ...]) -> None:

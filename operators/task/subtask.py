@@ -620,8 +620,8 @@ class Subtask:
         if self.state is not TaskState.RUNNING:
             return
         match mail:
-            case NotifyCheckpointComplete(checkpoint_id=checkpoint_id):
-                self._complete(checkpoint_id)
+            case NotifyCheckpointComplete(checkpoint_id=checkpoint_id, timestamp_ms=timestamp_ms):
+                self._complete(checkpoint_id, timestamp_ms)
             case NotifyCheckpointAborted(checkpoint_id=checkpoint_id):
                 self._checkpoints.abort(checkpoint_id, remember=self.is_source)
                 if self._ports.inputs is not None:
@@ -633,10 +633,10 @@ class Subtask:
             case _:
                 assert_never(mail)
 
-    def _complete(self, checkpoint_id: int) -> None:
+    def _complete(self, checkpoint_id: int, timestamp_ms: int = 0) -> None:
         if checkpoint_id > self._newest_notified:
             self._newest_notified = checkpoint_id
-            self._checkpoints.completed(checkpoint_id)
+            self._checkpoints.completed(checkpoint_id, timestamp_ms)
             self.chain.notify_complete(checkpoint_id)
 
     # ------------------------------------------------------------------------------------------------- checkpoints

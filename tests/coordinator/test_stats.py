@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -11,7 +12,7 @@ from holdfast.api.flink import render_checkpoints
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator import views
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
-from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, CheckpointStats
+from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, RECENT_MAX, CheckpointStats
 from holdfast.coordinator.views import Quantiles, RestoredView, summarise
 
 TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]
@@ -162,3 +163,59 @@ def test_a_list_shows_a_pending_checkpoint_in_numbers_alone() -> None:
     assert listed == replace(shown, vertices={})
     assert (listed.latest_ack_ms, listed.end_to_end_ms, listed.checkpointed_size, listed.state_size) == (1_040, 40, 3, 5)
     assert listed.num_acknowledged_subtasks == 1
+
+
+def acknowledge(stats: CheckpointStats, number: int, subtask: int, at_ms: int, **fields: object) -> None:
+    metrics = msgspec.convert(fields, CheckpointMetrics)
+    stats.acknowledged(AcknowledgeCheckpoint(1, number, "V", subtask, {}, metrics), at_ms)
+
+
+def test_the_phases_of_a_checkpoint_are_kept_beside_those_before_it() -> None:
+    stats = CheckpointStats()
+    stats.triggered(7, CheckpointRequest(), TASKS, 1_000)
+    first = {"start_delay_ms": 5, "alignment_duration_ms": 10, "sync_duration_ms": 20, "async_duration_ms": 100}
+    acknowledge(stats, 7, 0, 1_150, **first, store_duration_ms=80, checkpointed_size=4_000, state_size=9_000, new_files=3)
+    acknowledge(stats, 7, 1, 1_040, start_delay_ms=30, sync_duration_ms=1, async_duration_ms=2)
+    stats.completed(7, "job/chk-7", 1_190)
+    view = stats.checkpoint(7)
+    assert view is not None
+    slow, old = view.vertices["V"].subtasks
+    assert (slow.store_ms, slow.encode_ms, slow.acknowledge_ms, slow.new_files) == (80, 20, 15, 3)
+    assert (old.store_ms, old.encode_ms, old.new_files) == (-1, -1, -1), "its worker does not tell"
+    assert (view.decide_ms, view.notify_ms) == (40, -1)
+    (phases,) = stats.view().recent
+    assert phases == views.CheckpointPhases(7, 190, 30, 10, 20, 20, 80, 15, 40, -1, 4_000, 9_000, 50_000, 3)
+
+
+def test_when_its_subtasks_were_told_comes_with_the_next_acknowledgements() -> None:
+    stats = CheckpointStats()
+    complete(stats, 1)  # triggered at 1,000, complete after 30 ms
+    stats.triggered(2, CheckpointRequest(), TASKS, 5_000)
+    acknowledge(stats, 2, 0, 5_010, notified_checkpoint=1, notified_after_ms=45)
+    acknowledge(stats, 2, 1, 5_020, notified_checkpoint=1, notified_after_ms=90.4)
+    acknowledge(stats, 2, 1, 5_030, notified_checkpoint=99, notified_after_ms=1e15)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert view.notify_ms == 60
+    assert [phases.notify_ms for phases in stats.view().recent] == [60]
+
+
+def test_an_overtaken_alignment_runs_beside_the_snapshot() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    acknowledge(stats, 1, 0, 1_110, start_delay_ms=10, alignment_duration_ms=80, async_duration_ms=90, unaligned=True)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert view.vertices["V"].subtasks[0].acknowledge_ms == 10
+
+
+def test_recent_phases_are_bounded_and_without_savepoints() -> None:
+    stats = CheckpointStats()
+    for number in range(1, 200):
+        if number % 2:
+            complete(stats, number)
+        else:
+            stats.triggered(number, CheckpointRequest(CheckpointKind.SAVEPOINT, folder="/s"), TASKS, 1_000)
+            stats.completed(number, "/s", 1_010)
+    assert [phases.checkpoint_id for phases in stats.view().recent] == list(range(161, 200, 2))
+    assert len(stats._notified) <= 2 * RECENT_MAX
