@@ -25,6 +25,7 @@ from holdfast.api.settings import check_url
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import SettingValue
+from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
 from holdfast.statebackends.decoding import decode_json
@@ -153,6 +154,17 @@ class RestClient:
         `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
         query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
         return self._get(f"/v1/jobs/{job_id}/history?{query}")
+
+    def health(self, job_id: str) -> HealthView:
+        """Whether the job is safe, why it is slow, and where it will resume."""
+        body = self._call("GET", f"/v1/jobs/{job_id}/health")
+        return _decode(lambda: decode_json(body, HealthView), self.url)
+
+    def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
+        """Why a checkpoint was slow, failed or is pending; without an id, of the one that is worth it, or why there is none."""
+        of_one = f"details/{checkpoint_id}/" if checkpoint_id is not None else ""
+        body = self._call("GET", f"/v1/jobs/{job_id}/checkpoints/{of_one}explain")
+        return _decode(lambda: decode_json(body, Explanation), self.url)
 
     def workers(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}/workers")

@@ -24,6 +24,7 @@ from benchmarks.acks import measure as measure_acks
 from benchmarks.async_calls import measure as measure_async
 from benchmarks.connectors import measure as measure_connectors
 from benchmarks.connectors.measuring import FAILED
+from benchmarks.explain import measure as measure_explain
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
@@ -317,6 +318,11 @@ def simulation(bench: Bench, quick: bool) -> list[Row]:
     return measure_simulation(quick=quick)
 
 
+def explain(bench: Bench, quick: bool) -> list[Row]:
+    """Explanations and health of a job of 10,000 subtasks; the aim is 50 ms each."""
+    return measure_explain(quick=quick)
+
+
 QUICK_SCALE = 0.05
 
 
@@ -336,6 +342,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
     "views": views,
+    "explain": explain,
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -210,6 +211,14 @@ class Coordinator(Protocol):
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         """What happened to a job, from its directory: of any job there, whoever leads it."""
+
+    def health(self, job_id: str) -> HealthView:
+        """Whether a job is safe, why it is slow, and where it will resume."""
+
+    def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
+        """Why a checkpoint was slow, failed or is pending; without an id, of the one that is worth it, or why there is none.
+
+        Raises NotFoundError (checkpoint=...) for an id that the job does not show."""
 
     def savepoint_places(self) -> SavepointPlaces:
         """Places of savepoints, of every job that this process leads or has on record, by the newest 1,000 requests of each.

@@ -28,10 +28,12 @@ from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValu
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
+from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.history.records import HistoryPage
@@ -98,6 +100,7 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root)
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
@@ -342,6 +345,12 @@ class CoordinatorService:
             self._recovery.check(job_id)
             raise NotFoundError(f"job {job_id} not found", job=job_id)
         return page
+
+    def health(self, job_id: str) -> HealthView:
+        return self._diagnosis.health(job_id)
+
+    def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
+        return self._diagnosis.explain(job_id, checkpoint_id)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()

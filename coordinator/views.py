@@ -388,6 +388,31 @@ class CheckpointConfigView(msgspec.Struct, frozen=True):
     """Until when this is known to have been so."""
 
 
+class ScheduleView(msgspec.Struct, frozen=True):
+    """When the next periodic checkpoint of a job is due, and what holds it up."""
+
+    interval_ms: int | None
+    """The interval that holds now; None: no periodic checkpoints."""
+    next_in_ms: int | None = None
+    """Until the next one is due, negative if it is overdue; None: none is."""
+    pause_left_ms: int = 0
+    """Rest of the pause after the last completed one."""
+    is_preparing: bool = False
+    """The claim of the next id is being written."""
+    pending: int = 0
+    """Ids that are claimed and undecided."""
+    savepoints: int = 0
+    """Savepoints among them, one that is being claimed included."""
+    deleting: int = 0
+    """Dropped checkpoints that are still being deleted."""
+    is_ending: bool = False
+    """The checkpoint that ends the job has begun, or is complete."""
+    tasks_refuse: bool = False
+    """Not all tasks of the attempt run."""
+    failures: int = 0
+    """Counted failures of checkpoints in a row."""
+
+
 class TriggerView(msgspec.Struct, frozen=True):
     """An asynchronous request: a checkpoint, savepoint or stop."""
 

@@ -21,6 +21,9 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """Wrong usage or settings, or refused before anything was started; for snapshot tools, any reason that prevents an answer."""
 
+EXIT_NO_VERDICT = 3
+"""Of `holdfast status`: nobody answered for the job, so nothing is known of it."""
+
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999, the last that Python's calendar knows."""
 
@@ -48,13 +51,13 @@ def exit_code(error: BaseException) -> int:
 
 
 @contextmanager
-def trouble() -> Iterator[None]:
-    """Turn every typed error of the block into one line and EXIT_REFUSED: for commands whose exit code 1 is a result."""
+def trouble(code: int = EXIT_REFUSED) -> Iterator[None]:
+    """Turn every typed error of the block into one line and an exit code: for commands whose exit code 1 is a result."""
     try:
         yield
     except HoldfastError as error:
         show_error(error)
-        raise typer.Exit(EXIT_REFUSED) from error
+        raise typer.Exit(code) from error
 
 
 _first: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""The command line: `holdfast serve | jobs | checkpoints | savepoint | stop | cancel | inspect | snapshot | preflight | bench`.
+"""The command line: `holdfast serve | jobs | status | explain | checkpoints | savepoint | stop | cancel | inspect | ...`.
 
 Commands parse, call and print: console.py formats the output, settings.py finds the coordinator."""
 
@@ -8,14 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import typer
 from typer.core import TyperGroup
 
-from holdfast.api.cli import console
+from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.history import show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
@@ -337,6 +338,45 @@ def checkpoints(
         f"{counts['completed']} completed, {counts['failed']} failed, {counts['in_progress']} in progress, "
         f"{counts['restored']} restored"
     )
+
+
+@app.command()
+def status(job: Job, url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Whether a job is safe, why it is slow, and where it will resume: exit code 0 if all is ok, 1 at risk, 2 bad, and 3 if nobody
+    answers for the job."""
+    with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
+        client = connect(url, token_file, state_dir)
+        code = diagnosis.show_health(client.health(resolve_job(client, job)), as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def explain(
+    job: Job,
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="[ID]", min=0, help="Id of a checkpoint; the one that is late, missing or newest if left out."),
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Why a checkpoint was slow, failed, is pending, or is missing: its phases beside the usual, the chain of causes, and one
+    setting to change."""
+    with _naming_records(job):
+        client = connect(url, token_file, state_dir)
+        diagnosis.show_explanation(client.explain(resolve_job(client, job), number), as_json=as_json)
+
+
+@contextmanager
+def _naming_records(job: str) -> Iterator[None]:
+    """Where no coordinator answers, say what can be read without one."""
+    try:
+        yield
+    except ConnectionLostError as error:
+        hint = f"`holdfast checkpoints {job} --offline --state-dir DIR` shows what is on record"
+        raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
 
 
 @app.command()

@@ -25,7 +25,7 @@ from holdfast.api.http.auth import OPEN_PATHS, BearerAuth
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import dialect, health, history, jobs, series, snapshots, web, workers
+from holdfast.api.routes import diagnosis, dialect, health, history, jobs, series, snapshots, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
@@ -37,6 +37,7 @@ from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
@@ -58,6 +59,8 @@ _RECORDS = (
     StatusBatch,
     Heartbeat,
     PreflightReport,
+    Explanation,
+    HealthView,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
@@ -87,6 +90,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(jobs.router)
     app.include_router(history.router)
     app.include_router(series.router)
+    app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     app.include_router(snapshots.router)
     app.include_router(workers.router)
     app.include_router(dialect.router, prefix="/v1")

@@ -40,6 +40,7 @@ from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.ha.shared_state import UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note, Turn
 from holdfast.coordinator.totals import Tally, Totals
+from holdfast.coordinator.views import ScheduleView
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.layout import JobPaths, shared_name
 
@@ -169,6 +170,22 @@ class CheckpointCoordinator:
         """Number of plain savepoints that are prepared or pending."""
         entries = [*self._pending.values(), *([self._preparing] if self._preparing is not None else [])]
         return sum(entry.request.kind is CheckpointKind.SAVEPOINT for entry in entries)
+
+    def schedule(self, now_ms: int) -> ScheduleView:
+        """When the next periodic checkpoint is due, and what holds it up."""
+        next_ms = self._schedule.next_ms
+        return ScheduleView(
+            interval_ms=self._schedule.interval_ms,
+            next_in_ms=next_ms - now_ms if next_ms is not None else None,
+            pause_left_ms=max(0, self._pause_until_ms - now_ms),
+            is_preparing=self._preparing is not None,
+            pending=len(self._pending),
+            savepoints=self.savepoints_pending,
+            deleting=self._completed.deleting,
+            is_ending=self._ending is not None,
+            tasks_refuse=self._refusal_of_tasks() is not None,
+            failures=self.failures.count,
+        )
 
     def triggers_to_repeat(self) -> tuple[actions.SendTriggers, ...]:
         """Triggers of the checkpoints that await acknowledgements, for a worker that may have missed them."""

@@ -41,6 +41,9 @@ from holdfast.barriers.messages import (
     TaskState,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
+from holdfast.coordinator.explain.health import derive_health
+from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
@@ -60,6 +63,7 @@ from holdfast.coordinator.views import (
     Quantiles,
     RestoredView,
     SavepointPlaces,
+    ScheduleView,
     SeriesView,
     SubtaskCheckpointView,
     SubtaskView,
@@ -414,6 +418,22 @@ class FakeCoordinator:
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         self._called("history", job_id, query)
         return self.page
+
+    def health(self, job_id: str) -> HealthView:
+        self._called("health", job_id)
+        return derive_health(self._situation())
+
+    def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
+        self._called("explain", job_id, checkpoint_id)
+        situation = self._situation()
+        number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
+        view = self.checkpoint(job_id, number) if number is not None else None
+        return explain(msgspec.structs.replace(situation, checkpoint=view))
+
+    def _situation(self) -> Situation:
+        cut = CutView(1, CheckpointKind.CHECKPOINT, "/state/chk-1", 2_000, {"in": 1_000})
+        schedule = ScheduleView(1_000, 500)
+        return Situation(make_job(self.state), self.config, make_stats(), None, schedule, cut, {"in": 1_200})
 
     def savepoint_places(self) -> SavepointPlaces:
         return self.places

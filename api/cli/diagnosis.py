@@ -1,0 +1,94 @@
+"""Output of `holdfast status` and `holdfast explain`: the records of REST as lines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.api.cli import console
+from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SettingChange, Verdict
+
+SOURCES_PRINTED_MAX = 5
+
+
+def show_health(view: HealthView, *, as_json: bool) -> int:
+    """Print three lines with verdicts; returns the exit code of the worst: 0 ok, 1 at risk, 2 bad."""
+    if as_json:
+        console.show_json(msgspec.to_builtins(view))
+        return view.verdict.rank
+    for name, verdict, text in (
+        ("SAFE", view.safe.verdict, _safe(view)),
+        ("SLOW", view.slow.verdict, _slow(view)),
+        ("RESUME", view.resume.verdict, _resume(view)),
+    ):
+        console.show_line(f"{name:<7} {_word(verdict):<8} {text}")
+    return view.verdict.rank
+
+
+def _word(verdict: Verdict) -> str:
+    return verdict.value.replace("_", " ")
+
+
+def _safe(view: HealthView) -> str:
+    safe, text = view.safe, view.safe.why
+    if safe.replay_ms >= 0:
+        records = f", at least {safe.replay_records:,} records" if safe.replay_records >= 0 else ""
+        text += f"; a failure replays {console.duration_text(safe.replay_ms)}{records}"
+    if safe.checkpoint_id >= 0:
+        text += f"; verified {_ago(safe.verified_ms, view.as_of_ms)}, drilled {_ago(safe.drilled_ms, view.as_of_ms)}"
+    return text
+
+
+def _ago(time_ms: int, now_ms: int) -> str:
+    return "never" if time_ms < 0 else f"{console.duration_text(max(0, now_ms - time_ms))} ago"
+
+
+def _slow(view: HealthView) -> str:
+    lag_ms = view.slow.watermark_lag_ms
+    return view.slow.why + (f"; watermark lag {console.duration_text(lag_ms)}" if lag_ms >= 0 else "")
+
+
+def _resume(view: HealthView) -> str:
+    resume, text = view.resume, view.resume.why
+    if resume.location:
+        text += f"; {resume.location}"
+    if resume.sources:
+        shown = ", ".join(f"{each.uid} at record {each.records:,}" for each in resume.sources[:SOURCES_PRINTED_MAX])
+        more = len(resume.sources) - SOURCES_PRINTED_MAX
+        text += f"; sources: {shown}" + (f" and {more} more" if more > 0 else "")
+    return text
+
+
+def show_explanation(view: Explanation, *, as_json: bool) -> None:
+    """Print how it went, its phases beside what is usual, the chain of causes, and the one setting to change."""
+    if as_json:
+        console.show_json(msgspec.to_builtins(view))
+        return
+    console.show_line(f"{view.job_name}: {view.summary}")
+    if view.phases:
+        console.show_table(("PHASE", "LONGEST", "USUALLY", "NOTE", "WHERE"), map(_phase, view.phases), empty="")
+    for number, cause in enumerate(view.causes):
+        console.show_line(f"{'because ' if number else 'why     '}{cause.text}")
+    if view.is_usual:
+        return
+    console.show_line(f"change  {_change(view.setting) if view.setting is not None else 'not known'}")
+    if view.setting is not None and view.setting.command:
+        console.show_line(f"        {view.setting.command}")
+
+
+def _phase(view: PhaseView) -> tuple[str, ...]:
+    return (
+        view.phase.value.replace("_", " "),
+        console.duration_text(view.longest_ms),
+        console.duration_text(view.median_ms),
+        "above" if view.is_unusual else "usual" if view.median_ms >= 0 else "",
+        str(view.place) if view.place is not None else "",
+    )
+
+
+def _change(setting: SettingChange) -> str:
+    when = "" if setting.command else " (with the next submission)"
+    return f"{setting.name} {_value(setting.old)} -> {_value(setting.new)}{when}: {setting.why}"
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else str(value).lower()

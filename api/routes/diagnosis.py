@@ -1,0 +1,32 @@
+"""Why a checkpoint was slow, failed, is pending or missing, and how healthy a job is: explanations for people, as records."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from holdfast.api.routes.common import ERRORS, CheckpointNumber, JobId, Service, answer, describe_answer
+from holdfast.coordinator.explain.records import Explanation, HealthView
+
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+
+@router.get("/jobs/{jobid}/health", response_class=Response, responses={200: describe_answer(HealthView)})
+def health(service: Service, job_id: JobId) -> Response:
+    """Whether a job is safe, why it is slow, and where it will resume, each with a verdict: ok, at_risk or bad."""
+    return answer(service.health(job_id))
+
+
+@router.get("/jobs/{jobid}/checkpoints/explain", response_class=Response, responses={200: describe_answer(Explanation)})
+def explain_now(service: Service, job_id: JobId) -> Response:
+    """Explains the checkpoint that is late, or why none is triggered; else the newest that ended."""
+    return answer(service.explain(job_id))
+
+
+@router.get(
+    "/jobs/{jobid}/checkpoints/details/{checkpointid}/explain",
+    response_class=Response,
+    responses={200: describe_answer(Explanation)},
+)
+def explain(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> Response:
+    """Why a checkpoint of the history was slow or failed, or is pending: a chain of causes, and one setting to change."""
+    return answer(service.explain(job_id, checkpoint_id))

@@ -1,0 +1,139 @@
+"""The explanation of one checkpoint: which one, how it went, why, and what to change. Pure: no I/O, clock or logger.
+
+A healthy checkpoint is explained, too, and raises no alarm. The cost is O(subtasks)."""
+
+from __future__ import annotations
+
+from holdfast.coordinator.explain.absent import explain_absent
+from holdfast.coordinator.explain.advice import advise
+from holdfast.coordinator.explain.facts import Facts, shown, time_text
+from holdfast.coordinator.explain.failed import explain_failed
+from holdfast.coordinator.explain.pending import explain_pending
+from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, SettingChange, Situation
+from holdfast.coordinator.explain.slow import Chain, explain_slow
+from holdfast.coordinator.views import CheckpointView
+
+_EXPECTED = frozenset({CauseKind.SUBSUMED, CauseKind.END_OF_INPUT, CauseKind.ENDING, CauseKind.NEW_SUBMISSION, CauseKind.STOPPED})
+"""First causes that are no fault, of checkpoints that failed or that are missing, unless the job has failed."""
+_FAILED = ("FAILED", "FAILING", "UNKNOWN")
+
+
+def choose_checkpoint(situation: Situation) -> int | None:
+    """Id of what is worth an explanation now: a late pending checkpoint; None for one that is missing and held up; the newest that
+    ended; a pending one; None for none yet. `situation.checkpoint` is not looked at."""
+    facts = Facts(situation)
+    pending = [view for view in situation.stats.history if view.status == "IN_PROGRESS"]
+    ended = [view for view in situation.stats.history if view.status != "IN_PROGRESS"]
+    late = [view for view in pending if facts.is_slow(view, facts.job.now_ms - view.trigger_ms)]
+    if late:
+        return min(view.checkpoint_id for view in late)
+    if not pending and explain_absent(facts) is not None:
+        return None
+    shown_ids = [view.checkpoint_id for view in (ended or pending)]
+    return max(shown_ids, default=None)
+
+
+def explain(situation: Situation) -> Explanation:
+    """Explain `situation.checkpoint`, or why there is none."""
+    facts, checkpoint = Facts(situation), situation.checkpoint
+    if checkpoint is None:
+        return _absent(facts)
+    if checkpoint.status == "FAILED":
+        return _failed(facts, checkpoint)
+    if checkpoint.status == "IN_PROGRESS":
+        return _pending(facts, checkpoint)
+    return _completed(facts, checkpoint)
+
+
+def _absent(facts: Facts) -> Explanation:
+    schedule, chain = facts.situation.schedule, explain_absent(facts)
+    if chain is None:
+        due = schedule.next_in_ms if schedule is not None else None
+        when = f"in {time_text(due)}" if due is not None and due > 0 else "at once"
+        text = f"nothing holds it up: it is due {when}"
+        return _explanation(facts, None, "missing", "the next checkpoint is not due yet", Chain([Cause(CauseKind.USUAL, text)]))
+    summary = "no checkpoint is triggered"
+    latest = facts.stats.latest_completed
+    if latest is not None:
+        age = time_text(max(0, facts.job.now_ms - latest.trigger_ms))
+        summary += f"; the newest completed one, {latest.checkpoint_id}, began {age} ago"
+    return _explanation(facts, None, "missing", summary, chain, advise(facts, chain.causes[-1].kind))
+
+
+def _failed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
+    chain = explain_failed(facts, checkpoint)
+    name, after_ms = _name(checkpoint), checkpoint.failure_ms - checkpoint.trigger_ms
+    after = f" after {time_text(after_ms)}" if checkpoint.failure_ms >= 0 and after_ms >= 0 else ""
+    summary = f"{name} failed{after}: {shown(checkpoint.failure_reason or 'no reason is on record')}"
+    setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=max(0, after_ms))
+    if setting is None and chain.causes[0].kind is CauseKind.EXPIRED and _only_takes_long(chain):
+        setting = advise(facts, CauseKind.EXPIRED)
+    return _explanation(facts, checkpoint, "failed", summary, chain, setting)
+
+
+def _only_takes_long(chain: Chain) -> bool:
+    """More time might help: what was missing is not known to be gone."""
+    gone = (CauseKind.LOST_WORKER, CauseKind.HUNG_WORKER, CauseKind.TASK_NOT_RUNNING, CauseKind.OUTSIDE)
+    return chain.causes[-1].kind not in gone
+
+
+def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:
+    age_ms = max(0, facts.job.now_ms - checkpoint.trigger_ms)
+    acks = f"{checkpoint.num_acknowledged_subtasks} of {checkpoint.num_subtasks} subtasks have acknowledged"
+    summary = f"{_name(checkpoint)} has been in progress for {time_text(age_ms)}; {acks}"
+    if not facts.is_slow(checkpoint, age_ms):
+        return _explanation(facts, checkpoint, "pending", summary, _usual(facts, checkpoint))
+    chain = explain_pending(facts, checkpoint)
+    setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=age_ms)
+    return _explanation(facts, checkpoint, "pending", summary, chain, setting)
+
+
+def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
+    duration_ms = checkpoint.end_to_end_ms
+    summary = f"{_name(checkpoint)} completed" + (f" in {time_text(duration_ms)}" if duration_ms >= 0 else "")
+    median_ms = facts.median(checkpoint.checkpoint_id, lambda phases: phases.end_to_end_ms)
+    if median_ms >= 0:
+        summary += f"; usually it takes {time_text(median_ms)}"
+    if not facts.is_slow(checkpoint, duration_ms):
+        return _explanation(facts, checkpoint, "completed", summary, _usual(facts, checkpoint))
+    chain = explain_slow(facts, checkpoint)
+    setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=duration_ms)
+    return _explanation(facts, checkpoint, "completed", summary, chain, setting)
+
+
+def _usual(facts: Facts, checkpoint: CheckpointView) -> Chain:
+    if checkpoint.end_to_end_ms < 0 and checkpoint.status == "COMPLETED":
+        return Chain([Cause(CauseKind.USUAL, "it is complete; how long its phases took is not on record any more")])
+    if checkpoint.is_savepoint:
+        return Chain([Cause(CauseKind.USUAL, "nothing is wrong with it; savepoints are not compared, since they store everything")])
+    count = len(facts.before(checkpoint.checkpoint_id))
+    compared = f" of the {count} completed before it" if count >= 3 else "; too few have completed to compare it with"
+    return Chain([Cause(CauseKind.USUAL, f"within its usual range{compared}")])
+
+
+def _name(checkpoint: CheckpointView) -> str:
+    return f"{'savepoint' if checkpoint.is_savepoint else 'checkpoint'} {checkpoint.checkpoint_id}"
+
+
+def _explanation(
+    facts: Facts,
+    checkpoint: CheckpointView | None,
+    subject: str,
+    summary: str,
+    chain: Chain,
+    setting: SettingChange | None = None,
+) -> Explanation:
+    first = chain.causes[-1].kind
+    number = checkpoint.checkpoint_id if checkpoint is not None else -1
+    return Explanation(
+        job_id=facts.job.overview.job_id,
+        job_name=shown(facts.job.overview.name, 255),
+        checkpoint_id=number,
+        subject=subject,
+        is_usual=first is CauseKind.USUAL or (first in _EXPECTED and facts.job.overview.state not in _FAILED),
+        summary=summary,
+        phases=facts.phases(checkpoint) if checkpoint is not None else (),
+        causes=tuple(chain.causes),
+        setting=setting,
+        compared=len(facts.before(number)),
+    )

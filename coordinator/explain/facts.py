@@ -1,0 +1,233 @@
+"""Facts of a situation that several explanations use: places with their names, phases beside what is usual, times as text. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from holdfast.barriers.messages import CheckpointKind, TaskState, clip, printable
+from holdfast.coordinator.explain.records import Phase, PhaseView, Place, Situation
+from holdfast.coordinator.views import CheckpointPhases, CheckpointView, SubtaskCheckpointView, SubtaskView
+
+COMPARED_MIN = 3
+"""Completed checkpoints that a median needs."""
+FACTOR = 2
+"""A time is unusual beyond so many times its median, and by more than the slack."""
+SLACK_MS_MIN, SLACK_MS_MAX = 200, 1_000
+SLACK_SHARE = 0.05
+"""Of the interval: what a time may exceed its median by in any case, within the two bounds. Machines hesitate for less."""
+CHRONIC_MS = 1_000
+"""A checkpoint that takes longer than this, and than the interval, is slow, though all of them may be."""
+NAME_BYTES_MAX = 120
+TEXT_BYTES_MAX = 400
+"""Of a foreign text within one of ours."""
+
+
+def shown(text: str, bytes_max: int = NAME_BYTES_MAX) -> str:
+    """A foreign text on one line, of bounded length."""
+    return clip(printable(" ".join(clip(text, 4 * bytes_max).split())), bytes_max)
+
+
+def time_text(time_ms: float) -> str:
+    """`12 ms`, `3.4 s`, `5.2 min`, `2.5 h`, `3.0 days`."""
+    if time_ms < 1_000:
+        return f"{time_ms:.0f} ms"
+    for unit, size, bound in (("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
+        if time_ms < size * bound:
+            return f"{time_ms / size:.1f} {unit}"
+    return f"{time_ms / 86_400_000:.1f} days"
+
+
+def size_text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def share_text(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def is_unusual(value_ms: float, median_ms: float, slack_ms: float) -> bool:
+    return median_ms >= 0 and value_ms > max(FACTOR * median_ms, median_ms + slack_ms)
+
+
+Reader = Callable[[SubtaskCheckpointView], int]
+_READERS: dict[Phase, Reader] = {
+    Phase.START_DELAY: attrgetter("start_delay_ms"),
+    Phase.ALIGNMENT: attrgetter("alignment_ms"),
+    Phase.SYNC: attrgetter("sync_ms"),
+    Phase.ENCODE: attrgetter("encode_ms"),
+    Phase.STORE: attrgetter("store_ms"),
+    Phase.ACKNOWLEDGE: attrgetter("acknowledge_ms"),
+}
+
+
+def phase_of(subtask: SubtaskCheckpointView, phase: Phase) -> int:
+    """Where its worker does not split the asynchronous part, all of it counts as `store`."""
+    value = _READERS[phase](subtask)
+    if value < 0 and phase in (Phase.ENCODE, Phase.STORE):
+        return subtask.async_ms if phase is Phase.STORE else 0
+    return value
+
+
+def phases_of(subtask: SubtaskCheckpointView) -> dict[Phase, int]:
+    """Those of one subtask."""
+    return {phase: phase_of(subtask, phase) for phase in _READERS}
+
+
+class Load(NamedTuple):
+    """What a running subtask told of its last second, as shares."""
+
+    view: SubtaskView
+    busy: float
+    backpressured: float
+
+    @property
+    def nearness(self) -> float:
+        """To its limit."""
+        return max(self.busy, self.backpressured)
+
+
+class Facts:
+    """A situation, indexed; O(subtasks) once."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.job, self.config, self.stats = situation.job, situation.config, situation.stats
+        self.graph = self.job.graph
+        self.views = {vertex.vertex_id: vertex for vertex in self.job.vertices}
+        self.workers = {worker.slot: worker for worker in self.job.workers}
+        self.order = {vertex.vertex_id: index for index, vertex in enumerate(self.graph.vertices)}
+        self.inputs: dict[str, list[str]] = {vertex: [] for vertex in self.order}
+        self.outputs: dict[str, list[str]] = {vertex: [] for vertex in self.order}
+        self._loads: dict[str, list[Load]] = {}
+        self._acked: dict[str, list[SubtaskCheckpointView]] = {}
+        for edge in self.graph.edges:
+            self.inputs[edge.target].append(edge.source)
+            self.outputs[edge.source].append(edge.target)
+
+    # ------------------------------------------------------------------------------------------------------- places
+
+    def place(self, vertex_id: str, subtask: int = -1) -> Place:
+        index = self.order.get(vertex_id)
+        if index is None:
+            return Place(shown(vertex_id), shown(vertex_id), subtask)
+        vertex = self.graph.vertices[index]
+        return Place(shown(vertex.name), shown(vertex.operators[0].uid), subtask, self.host(vertex_id, subtask))
+
+    def host(self, vertex_id: str, subtask: int) -> str:
+        found = self.subtask(vertex_id, subtask)
+        return shown(found.host) if found is not None else ""
+
+    def subtask(self, vertex_id: str, subtask: int) -> SubtaskView | None:
+        view = self.views.get(vertex_id)
+        if view is None or not 0 <= subtask < len(view.subtasks):
+            return None
+        return view.subtasks[subtask]
+
+    def running(self, vertex_id: str) -> list[SubtaskView]:
+        """Subtasks of a vertex whose figures are of now."""
+        view = self.views.get(vertex_id)
+        return [each for each in view.subtasks if each.state is TaskState.RUNNING] if view is not None else []
+
+    def loads(self, vertex_id: str) -> list[Load]:
+        """Of the running subtasks of a vertex that have told it."""
+        if vertex_id not in self._loads:
+            self._loads[vertex_id] = [
+                Load(each, (metrics.busy_ms_per_second or 0) / 1000, metrics.backpressured_ms_per_second / 1000)
+                for each in self.running(vertex_id)
+                if (metrics := each.metrics).backpressured_ms_per_second is not UNSET
+            ]
+        return self._loads[vertex_id]
+
+    def acked(self, checkpoint: CheckpointView) -> dict[str, list[SubtaskCheckpointView]]:
+        """Subtasks that acknowledged the checkpoint of the situation, by vertex."""
+        if not self._acked:
+            self._acked = {
+                vertex: [each for each in view.subtasks if each.ack_ms >= 0] for vertex, view in checkpoint.vertices.items()
+            }
+        return self._acked
+
+    @property
+    def takes_checkpoint(self) -> bool:
+        """What is explained is a checkpoint, and neither a savepoint nor the last one: barriers of these never overtake."""
+        checkpoint = self.situation.checkpoint
+        return checkpoint is None or checkpoint.kind is CheckpointKind.CHECKPOINT
+
+    # ---------------------------------------------------------------------------------------------- what is usual
+
+    @property
+    def interval_ms(self) -> int | None:
+        schedule = self.situation.schedule
+        return schedule.interval_ms if schedule is not None else self.config.checkpoint_interval_ms
+
+    @property
+    def slack_ms(self) -> float:
+        return min(SLACK_MS_MAX, max(SLACK_MS_MIN, SLACK_SHARE * (self.interval_ms or 0)))
+
+    def before(self, checkpoint_id: int) -> list[CheckpointPhases]:
+        """Completed checkpoints to compare one with: all recent ones but itself; none for a savepoint, which stores everything."""
+        explained = self.situation.checkpoint
+        if explained is not None and explained.is_savepoint:
+            return []
+        return [phases for phases in self.stats.recent if phases.checkpoint_id != checkpoint_id]
+
+    def median(self, checkpoint_id: int, read: Callable[[CheckpointPhases], float]) -> float:
+        """-1 with fewer than COMPARED_MIN known values."""
+        known = [value for phases in self.before(checkpoint_id) if (value := read(phases)) >= 0]
+        return statistics.median(known) if len(known) >= COMPARED_MIN else -1
+
+    def is_slow(self, checkpoint: CheckpointView, duration_ms: int) -> bool:
+        """Whether a checkpoint takes, or has taken, longer than is usual or than the job can go on with."""
+        if checkpoint.is_savepoint:
+            return self._is_near_timeout(duration_ms)
+        median_ms = self.median(checkpoint.checkpoint_id, lambda phases: phases.end_to_end_ms)
+        return is_unusual(duration_ms, median_ms, self.slack_ms) or self.is_chronic(duration_ms)
+
+    def is_chronic(self, duration_ms: int) -> bool:
+        """Whether a time is too long whatever the others take: beyond the intervals that it may last, or half of its timeout."""
+        interval_ms = self.interval_ms
+        if interval_ms is not None and duration_ms > max(CHRONIC_MS, interval_ms * self.config.max_concurrent_checkpoints):
+            return True
+        return self._is_near_timeout(duration_ms)
+
+    def _is_near_timeout(self, duration_ms: int) -> bool:
+        return duration_ms > max(CHRONIC_MS, self.config.checkpoint_timeout_ms / 2)
+
+    def phases(self, checkpoint: CheckpointView) -> tuple[PhaseView, ...]:
+        """The longest time of each phase, beside its median; of a pending checkpoint as far as it has got."""
+        longest: dict[Phase, tuple[int, str, int]] = {}
+        for vertex, subtasks in self.acked(checkpoint).items():
+            for phase, read in _READERS.items() if subtasks else ():
+                slowest = max(subtasks, key=read)
+                value = read(slowest)
+                if value >= 0 and value > longest.get(phase, (-1, "", 0))[0]:
+                    longest[phase] = value, vertex, slowest.subtask
+        found = [
+            self._phase(checkpoint, phase, value, self.place(vertex, subtask))
+            for phase, (value, vertex, subtask) in longest.items()
+        ]
+        if checkpoint.decide_ms >= 0:
+            found.append(self._phase(checkpoint, Phase.DECIDE, checkpoint.decide_ms, None))
+        if checkpoint.notify_ms >= 0:
+            found.append(self._phase(checkpoint, Phase.NOTIFY, checkpoint.notify_ms, None))
+        return tuple(sorted(found, key=lambda view: list(Phase).index(view.phase)))
+
+    def _phase(self, checkpoint: CheckpointView, phase: Phase, value_ms: int, place: Place | None) -> PhaseView:
+        median_ms = self.phase_median(checkpoint.checkpoint_id, phase)
+        return PhaseView(phase, value_ms, round(median_ms), is_unusual(value_ms, median_ms, self.slack_ms), place)
+
+    def phase_median(self, checkpoint_id: int, phase: Phase) -> float:
+        return self.median(checkpoint_id, lambda phases: getattr(phases, f"{phase.value}_ms"))
+
+
+def median_of(values: Sequence[float]) -> float:
+    """0 of none."""
+    return statistics.median(values) if values else 0.0

@@ -1,0 +1,202 @@
+"""Health of a job: safe, slow, resume, each with a verdict. Pure: no I/O, clock or logger.
+
+A verdict is about what a person would do: ok, nothing; at risk, look at it by day; bad, now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from holdfast.barriers.guarantee import COMMITTER_KIND, behind_loose
+from holdfast.barriers.jobgraph import OperatorDescription
+from holdfast.barriers.sinklog import DISCARDS_PROPERTY
+from holdfast.coordinator.explain.absent import explain_absent
+from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
+from holdfast.coordinator.explain.records import (
+    PLACES_SHOWN_MAX,
+    SOURCES_SHOWN_MAX,
+    CutView,
+    HealthView,
+    Place,
+    ResumeView,
+    SafeView,
+    Situation,
+    SlowView,
+    SourceCut,
+    Verdict,
+)
+
+AT_RISK_INTERVALS, BAD_INTERVALS = 3, 10
+"""Intervals without a completed checkpoint, beyond which a job is at risk, and in a bad way."""
+GRACE_MS = 30_000
+"""A checkpoint may be so much late in any case, and a job may run for so long before its first one."""
+LOCATION_BYTES_MAX = 4_096
+WRITER_KIND = "sink_writer"
+HIGH_ABOVE = 0.5
+"""A job with a subtask that is backpressured beyond this share falls behind."""
+
+
+def derive_health(situation: Situation) -> HealthView:
+    facts = Facts(situation)
+    safe, slow, resume = _safe(facts), _slow(facts), _resume(facts)
+    overview = facts.job.overview
+    verdict = max((safe.verdict, slow.verdict, resume.verdict), key=lambda each: each.rank)
+    name = shown(overview.name, 255)
+    return HealthView(overview.job_id, name, overview.state, facts.job.now_ms, verdict, safe, slow, resume)
+
+
+def _ended(facts: Facts) -> tuple[Verdict, str] | None:
+    """Of a job that has ended, whatever is asked of it."""
+    overview = facts.job.overview
+    if not overview.is_terminal:
+        return None
+    if overview.state != "FAILED":
+        return Verdict.OK, f"the job has ended: {overview.state}"
+    return Verdict.BAD, f"the job has FAILED: {shown(facts.job.failure or 'no cause is on record', TEXT_BYTES_MAX)}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- safe
+
+
+def _safe(facts: Facts) -> SafeView:
+    ended, cut = _ended(facts), facts.situation.cut
+    age_ms = max(0, facts.job.now_ms - cut.timestamp_ms) if cut is not None else -1
+    if ended is not None:
+        return SafeView(*ended, checkpoint_id=cut.checkpoint_id if cut is not None else -1, age_ms=age_ms)
+    verdict, why = _judge_age(facts, age_ms) if cut is not None else _judge_none(facts)
+    failures, tolerable = _failures(facts), facts.config.tolerable_failed_checkpoints
+    if failures and verdict is Verdict.OK:
+        one_more = "; one more fails the job over" if failures >= tolerable else f" of {tolerable} that are tolerable"
+        verdict, why = Verdict.AT_RISK, f"{failures} checkpoints in a row have failed{one_more}"
+    return SafeView(
+        verdict=verdict,
+        why=why,
+        checkpoint_id=cut.checkpoint_id if cut is not None else -1,
+        age_ms=age_ms,
+        interval_ms=facts.interval_ms,
+        replay_ms=age_ms if cut is not None else _running_ms(facts),
+        replay_records=_replayed(facts, cut),
+    )
+
+
+def _failures(facts: Facts) -> int:
+    return facts.situation.schedule.failures if facts.situation.schedule is not None else 0
+
+
+def _running_ms(facts: Facts) -> int:
+    overview = facts.job.overview
+    return max(0, facts.job.now_ms - overview.start_ms) if overview.start_ms >= 0 else -1
+
+
+def _replayed(facts: Facts, cut: CutView | None) -> int:
+    """Records that the sources have read behind the cut, without which from their beginning; -1: not known."""
+    now, then = facts.situation.source_records, cut.source_records if cut is not None else {}
+    if now is None or then is None:
+        return -1
+    return sum(max(0, count - then.get(uid, 0)) for uid, count in now.items())
+
+
+def _allowed_ms(facts: Facts, interval_ms: int, intervals: int) -> float:
+    """How old the newest checkpoint may be: so many intervals, or pauses and checkpoints that take long, and some grace."""
+    usual_ms = max(0.0, facts.median(-1, lambda phases: phases.end_to_end_ms))
+    return intervals * max(interval_ms, facts.config.min_pause_ms + usual_ms) + usual_ms + min(GRACE_MS, intervals * 1_000)
+
+
+def _judge_age(facts: Facts, age_ms: int) -> tuple[Verdict, str]:
+    interval_ms = facts.interval_ms
+    text = f"the newest completed checkpoint began {time_text(age_ms)} ago"
+    if interval_ms is None:
+        chain = explain_absent(facts)
+        why = chain.causes[-1].text if chain is not None else "no periodic checkpoints are taken"
+        return Verdict.AT_RISK, f"{text}; {why}"
+    text += f", the interval is {time_text(interval_ms)}"
+    if age_ms <= _allowed_ms(facts, interval_ms, AT_RISK_INTERVALS):
+        return Verdict.OK, text
+    is_bad = age_ms > _allowed_ms(facts, interval_ms, BAD_INTERVALS)
+    return Verdict.BAD if is_bad else Verdict.AT_RISK, f"{text}: `holdfast explain` says why"
+
+
+def _judge_none(facts: Facts) -> tuple[Verdict, str]:
+    interval_ms, running_ms = facts.interval_ms, _running_ms(facts)
+    if interval_ms is None:
+        return Verdict.AT_RISK, "there is no checkpoint, and no periodic ones are taken: a failure begins again from the start"
+    if running_ms <= _allowed_ms(facts, interval_ms, AT_RISK_INTERVALS) + GRACE_MS:
+        return Verdict.OK, "no checkpoint is complete yet; the job has just begun"
+    text = f"no checkpoint has ever completed, in {time_text(running_ms)}: `holdfast explain` says why"
+    return Verdict.BAD, text
+
+
+# ---------------------------------------------------------------------------------------------------------------- slow
+
+
+def _slow(facts: Facts) -> SlowView:
+    ended = _ended(facts)
+    if ended is not None:
+        return SlowView(*ended)
+    state = facts.job.overview.state
+    if state != "RUNNING":
+        chain = explain_absent(facts)
+        why = ", since ".join(cause.text for cause in chain.causes) if chain is not None else f"the job is {state}"
+        return SlowView(Verdict.AT_RISK, why, watermark_lag_ms=_watermark_lag_ms(facts))
+    worst = [each for vertex in facts.order if (each := worst_backpressure(facts, vertex)) is not None]
+    lag_ms = _watermark_lag_ms(facts)
+    start = busiest_start(facts)
+    found = find_bottleneck(facts, start) if start is not None else None
+    if found is None:
+        return SlowView(Verdict.OK, "no subtask has told how it spends its time yet", watermark_lag_ms=lag_ms)
+    share = max((each.backpressured for each in worst), default=0.0)
+    if share <= LOW_ABOVE:
+        text = f"nothing is backpressured; {found.place} works most, {share_text(found.busy)} of its time"
+        return SlowView(Verdict.OK, text, found.place, None, found.busy, share, lag_ms)
+    verdict = Verdict.AT_RISK if share > HIGH_ABOVE else Verdict.OK
+    held = f"; {found.path[0]} waits for it {share_text(share)} of its time" if found.path else ""
+    return SlowView(verdict, found.text + held, found.place, found.kind, found.busy, share, lag_ms)
+
+
+def _watermark_lag_ms(facts: Facts) -> int:
+    told = (each.metrics.watermark_lag_ms for vertex in facts.order for each in facts.running(vertex))
+    lags = [lag_ms for lag_ms in told if lag_ms is not UNSET]
+    return max(lags, default=-1)
+
+
+# -------------------------------------------------------------------------------------------------------------- resume
+
+
+def _resume(facts: Facts) -> ResumeView:
+    cut, ended = facts.situation.cut, _ended(facts)
+    repeats = tuple(_repeating(facts))[:PLACES_SHOWN_MAX] if ended is None else ()
+    verdict, why = ended or (Verdict.OK, _output(repeats))
+    if cut is None:
+        place = "it keeps no checkpoint" if ended is not None else "from the beginning of its sources"
+        return ResumeView(verdict, f"{place}; {why}", may_repeat=repeats)
+    text = f"{'from' if ended is None else 'it keeps'} {cut.kind.value.replace('_', '-')} {cut.checkpoint_id}; {why}"
+    return ResumeView(verdict, text, cut.checkpoint_id, shown(cut.location, LOCATION_BYTES_MAX), _sources(cut), repeats)
+
+
+def _output(repeats: tuple[Place, ...]) -> str:
+    if not repeats:
+        return "no output repeats"
+    more = f" and {len(repeats) - 1} more" if len(repeats) > 1 else ""
+    return f"output of {repeats[0]}{more} may repeat"
+
+
+def _sources(cut: CutView) -> tuple[SourceCut, ...]:
+    records = sorted((cut.source_records or {}).items())
+    return tuple(SourceCut(shown(uid), count) for uid, count in records[:SOURCES_SHOWN_MAX])
+
+
+def _repeating(facts: Facts) -> Iterator[Place]:
+    """Vertices that write output of which a restore may bring some again: behind what an at-least-once job may process again, and
+    those of sinks without commits, whose rows are seen at once."""
+    loose = behind_loose(facts.graph)
+    committed = {each.sink_id for each in _operators(facts) if each.kind == COMMITTER_KIND}
+    for vertex in facts.graph.vertices:
+        writers = [each for each in vertex.operators if each.kind == WRITER_KIND and not each.properties.get(DISCARDS_PROPERTY)]
+        if any(vertex.vertex_id in loose or each.sink_id not in committed for each in writers):
+            yield facts.place(vertex.vertex_id)
+
+
+def _operators(facts: Facts) -> Iterator[OperatorDescription]:
+    return (operator for vertex in facts.graph.vertices for operator in vertex.operators)

@@ -1,0 +1,110 @@
+"""Explanations and health of jobs that a coordinator leads, or has on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.barriers.messages import TaskState
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.explain.records import CauseKind, Verdict
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.statebackends.errors import NotFoundError
+from tests.coordinator.doubles import Crew, leading, submission, word_count
+
+UNKNOWN = "e" * 32
+
+
+def running(service: CoordinatorService, **settings: Any) -> Crew:
+    """A job whose tasks all run."""
+    crew = Crew(service, service.submit(submission(word_count(**settings))).job_id, 2)
+    crew.register()
+    crew.until(lambda: service.job(crew.job_id).vertices[0].state is TaskState.RUNNING, what="running tasks")
+    return crew
+
+
+def test_a_job_from_its_first_checkpoint_to_its_end_and_after_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    root = str(tmp_path / "state")
+    service = leading(ServiceConfig(root, seed=1))
+    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="retain")
+    job_id = crew.job_id
+    crew.until_completed(4)
+    found = service.explain(job_id, service.checkpoints(job_id).history[-1].checkpoint_id)
+    assert (found.is_usual, found.first_cause.kind, found.setting) == (True, CauseKind.USUAL, None)
+    assert {view.phase.value for view in found.phases} >= {"start_delay", "sync", "acknowledge", "decide"}
+    health = service.health(job_id)
+    assert (health.state, health.verdict, health.safe.interval_ms) == ("RUNNING", Verdict.OK, 20)
+    newest = service.checkpoint(job_id, health.resume.checkpoint_id)
+    assert health.resume.location == f"{root}/{newest.location}"
+    assert (Path(health.resume.location) / "_metadata").is_file()
+    with pytest.raises(NotFoundError, match="shows no checkpoint 9999"):
+        service.explain(job_id, 9_999)
+    service.cancel(job_id)
+    crew.until_state("CANCELED")
+    assert service.explain(job_id).first_cause.kind is CauseKind.STOPPED
+    ended = service.health(job_id)
+    assert (ended.verdict, ended.resume.checkpoint_id > 0) == (Verdict.OK, True)
+    service.close()
+
+    service = leading(ServiceConfig(root, seed=2))
+    recorded = service.health(job_id)
+    assert (recorded.verdict, recorded.state) == (Verdict.OK, "CANCELED")
+    assert recorded.resume.location == ended.resume.location
+    assert service.explain(job_id).first_cause.kind is CauseKind.STOPPED
+    of_one = service.explain(job_id, recorded.resume.checkpoint_id)
+    assert (of_one.is_usual, of_one.phases) == (True, ())
+    with pytest.raises(NotFoundError):
+        service.explain(job_id, 9_999)
+    service.close()
+
+
+def test_paused_checkpoints_are_explained_with_the_command_that_brings_them_back(tmp_path: Path) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})
+    crew.until(lambda: service.checkpoints(crew.job_id).counts.in_progress == 0, what="no pending checkpoint")
+    found = service.explain(crew.job_id)
+    assert (found.subject, found.first_cause.kind) == ("missing", CauseKind.PAUSED)
+    assert found.setting is not None
+    assert (found.setting.name, found.setting.old, found.setting.new) == ("checkpoint_interval_ms", None, 20)
+    assert service.health(crew.job_id).safe.verdict is Verdict.AT_RISK
+    service.change_settings(crew.job_id, {found.setting.name: found.setting.new})
+    count = service.checkpoints(crew.job_id).counts.completed
+    crew.until_completed(count + 1)
+    service.close()
+
+
+def test_a_checkpoint_whose_acknowledgements_do_not_come(tmp_path: Path) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
+    crew = running(service, checkpoint_interval_ms=20, checkpoint_timeout_ms=60, tolerable_failed_checkpoints=1_000)
+    crew.until_completed(3)
+    crew.workers[1].acknowledges = False
+    crew.until(lambda: service.checkpoints(crew.job_id).counts.failed >= 1, what="an expired checkpoint")
+    latest = service.checkpoints(crew.job_id).latest_failed
+    assert latest is not None
+    found = service.explain(crew.job_id, latest.checkpoint_id)
+    assert (found.subject, found.is_usual) == ("failed", False)
+    assert [cause.kind for cause in found.causes][:2] == [CauseKind.EXPIRED, CauseKind.MISSING_ACKS]
+    assert "subtask 1 on localhost (RUNNING)" in found.causes[1].text
+    assert service.health(crew.job_id).safe.verdict is not Verdict.OK, "checkpoints in a row fail"
+    service.close()
+
+
+def test_a_job_without_workers(tmp_path: Path) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
+    job_id = service.submit(submission(word_count())).job_id
+    assert service.explain(job_id).first_cause.kind is CauseKind.WAITS_FOR_WORKERS
+    found = service.health(job_id)
+    assert (found.verdict, found.safe.checkpoint_id) == (Verdict.AT_RISK, -1)
+    service.close()
+
+
+def test_an_unknown_job(tmp_path: Path) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
+    for ask in (service.health, service.explain):
+        with pytest.raises(NotFoundError):
+            ask(UNKNOWN)
+    service.close()

@@ -1,0 +1,187 @@
+"""Health of a job: verdicts of safe, slow and resume, and what stands behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.explain.health import derive_health
+from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
+from holdfast.coordinator.views import ScheduleView
+from tests.coordinator.explain.building import NOW, SINK, SOURCE, WINDOW, Built
+
+OK, AT_RISK, BAD = Verdict.OK, Verdict.AT_RISK, Verdict.BAD
+
+
+def health(change: Callable[[Built], None] = lambda it: None) -> HealthView:
+    it = Built(status=None)
+    change(it)
+    return derive_health(it.made())
+
+
+def aged(age_ms: int) -> CutView:
+    return CutView(40, CheckpointKind.CHECKPOINT, "/state/j/chk-40", NOW - age_ms, {"orders": 1_000})
+
+
+def test_a_healthy_job() -> None:
+    found = health()
+    assert (found.verdict, found.safe.verdict, found.slow.verdict, found.resume.verdict) == (OK, OK, OK, OK)
+    assert (found.safe.checkpoint_id, found.safe.age_ms, found.safe.interval_ms) == (40, 5_000, 10_000)
+    assert (found.safe.replay_ms, found.safe.replay_records) == (5_000, 500)
+    assert (found.safe.verified_ms, found.safe.drilled_ms) == (-1, -1)
+    assert (found.resume.checkpoint_id, found.resume.location) == (40, "/state/j/chk-40")
+    assert found.resume.sources == (SourceCut("orders", 1_000),)
+    assert found.resume.may_repeat == ()
+    assert found.as_of_ms == NOW
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "verdict"),
+    [(0, OK), (-5_000, OK), (12_000, OK), (30_000, OK), (40_000, AT_RISK), (100_000, AT_RISK), (140_000, BAD), (10**12, BAD)],
+)
+def test_the_age_of_the_newest_checkpoint_against_the_interval(age_ms: int, verdict: Verdict) -> None:
+    found = health(lambda it: setattr(it, "cut", aged(age_ms)))
+    assert (found.safe.verdict, found.verdict) == (verdict, verdict)
+    assert found.safe.age_ms == max(0, age_ms), "a leader's clock that was ahead makes no checkpoint younger than now"
+
+
+def test_pauses_and_slow_checkpoints_are_part_of_the_rhythm() -> None:
+    def change(it: Built) -> None:
+        it.tune(min_pause_ms=60_000)
+        it.usual = {"end_to_end_ms": 30_000}
+        it.cut = aged(150_000)
+
+    assert health(change).safe.verdict is OK
+
+
+def test_without_periodic_checkpoints_a_job_is_at_risk_and_is_told_why() -> None:
+    def paused(it: Built) -> None:
+        it.tune(checkpoint_interval_ms=None)
+        it.schedule = ScheduleView(None)
+
+    found = health(paused).safe
+    assert found.verdict is AT_RISK
+    assert "paused" in found.why
+    assert found.interval_ms is None
+
+
+@pytest.mark.parametrize(
+    ("running_ms", "interval_ms", "verdict"),
+    [(10_000, 10_000, OK), (60_000, 10_000, OK), (3_600_000, 10_000, BAD), (10_000, None, AT_RISK), (3_600_000, None, AT_RISK)],
+)
+def test_a_job_that_never_had_a_checkpoint(running_ms: int, interval_ms: int | None, verdict: Verdict) -> None:
+    def change(it: Built) -> None:
+        it.cut, it.recent = None, ()
+        it.tune(checkpoint_interval_ms=interval_ms)
+        it.schedule = ScheduleView(interval_ms)
+        overview = it.made().job.overview
+        it.changes = {"overview": replace(overview, start_ms=NOW - running_ms)}
+
+    found = health(change)
+    assert found.safe.verdict is verdict
+    assert (found.safe.checkpoint_id, found.safe.replay_ms, found.safe.replay_records) == (-1, running_ms, 1_500)
+    assert found.resume.verdict is OK
+    assert "beginning of its sources" in found.resume.why
+
+
+def test_failures_in_a_row_put_a_job_at_risk() -> None:
+    def change(it: Built) -> None:
+        it.tune(tolerable_failed_checkpoints=2)
+        it.schedule = ScheduleView(10_000, 5_000, failures=2)
+
+    found = health(change).safe
+    assert found.verdict is AT_RISK
+    assert "one more fails the job over" in found.why
+
+
+def test_the_bottleneck_is_named_with_its_subtask_and_host() -> None:
+    def change(it: Built) -> None:
+        it.pressed(SOURCE)
+        it.busy(WINDOW, [2])
+        it.records[WINDOW, 2] = 90_000
+        it.metrics[WINDOW, 1] = {"watermark_lag_ms": 4_200}
+        it.metrics[WINDOW, 3] = {"watermark_lag_ms": 300}
+
+    found = health(change)
+    assert (found.slow.verdict, found.slow.cause) == (AT_RISK, CauseKind.SKEW)
+    assert str(found.slow.bottleneck) == "count per carrier (uid counts) subtask 2 on h2"
+    assert (found.slow.busy, found.slow.backpressured, found.slow.watermark_lag_ms) == (0.98, 0.9, 4_200)
+    assert "waits for it 90 %" in found.slow.why
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(80, OK), (300, OK), (700, AT_RISK)])
+def test_little_backpressure_is_no_risk(share: int, verdict: Verdict) -> None:
+    def change(it: Built) -> None:
+        it.pressed(SOURCE, share=share)
+        it.busy(WINDOW)
+
+    assert health(change).slow.verdict is verdict
+
+
+def test_a_job_whose_workers_tell_nothing_yet() -> None:
+    def change(it: Built) -> None:
+        for vertex in (SOURCE, WINDOW, SINK):
+            for subtask in range(4):
+                it.shares[vertex, subtask] = None
+        it.shares["d" * 32, 0] = None
+
+    found = health(change).slow
+    assert (found.verdict, found.bottleneck, found.busy) == (OK, None, -1)
+
+
+@pytest.mark.parametrize("state", ["RESTARTING", "CREATED", "RECONCILING", "FAILING", "UNKNOWN"])
+def test_a_job_that_does_not_run_is_at_risk(state: str) -> None:
+    found = health(lambda it: setattr(it, "state", state))
+    assert found.slow.verdict is AT_RISK
+    assert found.verdict is AT_RISK
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("FINISHED", OK), ("CANCELED", OK), ("FAILED", BAD)])
+def test_a_job_that_has_ended(state: str, verdict: Verdict) -> None:
+    def change(it: Built) -> None:
+        it.state, it.schedule, it.cut = state, None, None
+        it.changes = {"failure": "ValueError: \x1b[31mno\nsuch carrier" if state == "FAILED" else None}
+
+    found = health(change)
+    assert {found.verdict, found.safe.verdict, found.slow.verdict, found.resume.verdict} == {verdict}
+    assert state in found.safe.why
+    assert found.safe.why.isprintable()
+    assert "keeps no checkpoint" in found.resume.why
+
+
+def test_an_ended_job_names_what_it_keeps() -> None:
+    def change(it: Built) -> None:
+        it.state, it.schedule = "FINISHED", None
+
+    found = health(change).resume
+    assert (found.checkpoint_id, found.location) == (40, "/state/j/chk-40")
+    assert "keeps checkpoint 40" in found.why
+
+
+def test_output_behind_what_may_be_processed_again_may_repeat() -> None:
+    found = health(lambda it: it.tune(checkpointing_mode="at_least_once")).resume
+    assert [str(place) for place in found.may_repeat] == ["table"]
+    assert "may repeat" in found.why
+
+
+def test_output_of_a_sink_without_commits_may_repeat() -> None:
+    made = Built(status=None).made()
+    graph = made.job.graph
+    without = replace(graph, vertices=graph.vertices[:3], edges=graph.edges[:2])
+    job = replace(made.job, graph=without, vertices=made.job.vertices[:3])
+    found = derive_health(replace(made, job=job)).resume
+    assert [str(place) for place in found.may_repeat] == ["table"]
+    operator = replace(without.vertices[2].operators[0], properties={"discards": True})
+    vertices = (*without.vertices[:2], replace(without.vertices[2], operators=(operator,)))
+    dropped = derive_health(replace(made, job=replace(job, graph=replace(without, vertices=vertices)))).resume
+    assert dropped.may_repeat == (), "what is never visible does not repeat"
+
+
+def test_records_that_are_not_known_are_not_told() -> None:
+    def change(it: Built) -> None:
+        it.source_records = None
+
+    assert health(change).safe.replay_records == -1
