@@ -159,8 +159,7 @@ class SubtaskCheckpointCoordinator:
         self._pack_threshold = pack_threshold
         self._report = report
         self._newest_id = 0
-        self._notified: tuple[int, int] | None = None
-        """Newest checkpoint that it was told to be complete, and how long after its trigger, ms."""
+        self._notified: tuple[int, int] | None = None  # newest checkpoint that it was told of, and how long after its trigger, ms
         self._aborted = AbortedIds()
         self._running: dict[int, _RunningSnapshot] = {}
         self._in_flight: dict[int, InFlight] = {}
