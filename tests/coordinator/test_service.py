@@ -57,7 +57,8 @@ def open_service(tmp_path: Path) -> Iterator[Open]:
     opened: list[CoordinatorService] = []
 
     def make() -> CoordinatorService:
-        service = leading(ServiceConfig(str(tmp_path / "state"), seed=len(opened)))
+        config = ServiceConfig(str(tmp_path / "state"), seed=len(opened), view_interval_ms=0)  # tests wait for what holds now
+        service = leading(config)
         opened.append(service)
         return service
 
