@@ -157,15 +157,15 @@ def _beats(job: RunningJob, rounds: int) -> list[float]:
 
 def _captures(job: RunningJob, rounds: int, beats: int, *, shown: bool = False) -> list[float]:
     times = []
-    capture(job.master, 0, 0).job()
+    capture(job.master, 0, 0, monotonic_ms=0).job()
     for count in range(rounds):
         for slot in range(beats):
             job.beat(job.heartbeat(slot, 1_000 + count))
         if shown:
-            view = capture(job.master, 0, 0)
+            view = capture(job.master, 0, 0, monotonic_ms=0)
             times.append(_timed(view.job))
         else:
-            times.append(_timed(lambda: capture(job.master, 0, 0)))
+            times.append(_timed(lambda: capture(job.master, 0, 0, monotonic_ms=0)))
     return times
 
 

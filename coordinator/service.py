@@ -100,7 +100,7 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock)
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)

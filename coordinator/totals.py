@@ -172,3 +172,9 @@ def decode_totals(text: str) -> Totals:
         return decode_json(text.encode(), dict[str, OperatorTotals])
     except UNDECODABLE:
         return {}
+
+
+def records_read(graph: JobGraph, totals: Totals) -> Mapping[str, int]:
+    """Source's uid -> records that it had read."""
+    operators = (operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "source")
+    return {operator.uid: totals[operator.uid].records_out for operator in operators if operator.uid in totals}

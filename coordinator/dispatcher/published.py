@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.coordinator.checkpoints.stats import CapturedStats
 from holdfast.coordinator.dispatcher.threads import Clock
+from holdfast.coordinator.explain.records import CutView
 from holdfast.coordinator.jobmaster.execution import CapturedExecution, Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.series import CapturedSeries
-from holdfast.coordinator.totals import Totals
+from holdfast.coordinator.totals import Totals, records_read
 from holdfast.coordinator.views import (
     SUBTASKS_SHOWN_MAX,
     CheckpointStatsView,
@@ -28,6 +29,7 @@ from holdfast.coordinator.views import (
     JobOverviewView,
     JobView,
     Moment,
+    ScheduleView,
 )
 from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError
 
@@ -51,6 +53,10 @@ class PublishedJob:
     is_processing_backlog: bool
     stats: CapturedStats
     series: CapturedSeries
+    schedule: ScheduleView | None
+    """Of a job that has not ended."""
+    cut: CutView | None
+    """What a restart would restore; its location relative to the state directory."""
     _job: JobView
     """Without vertices."""
     _execution: CapturedExecution
@@ -136,7 +142,7 @@ class JobPublisher:
         found: PublishedJob | None = None
         error: Exception = StorageUnavailableError("the job could not be shown; the coordinator's log has the error")
         try:
-            found = capture(master, self._changes, self._clock.wall_ms())
+            found = capture(master, self._changes, self._clock.wall_ms(), monotonic_ms=self._clock.monotonic_ms())
         except Exception:
             logger.critical("job %s can't be shown", master.setup.job_id, exc_info=True)
         with self._lock:
@@ -153,7 +159,7 @@ class JobPublisher:
             waiting.set_exception(error)
 
 
-def capture(master: JobMaster, changes: int, wall_ms: int) -> PublishedJob:
+def capture(master: JobMaster, changes: int, wall_ms: int, *, monotonic_ms: int) -> PublishedJob:
     """The job as it is, on its own thread. O(changed tasks + slots + operators)."""
     setup, lifecycle = master.setup, master.lifecycle
     totals = lifecycle.totals()
@@ -184,9 +190,20 @@ def capture(master: JobMaster, changes: int, wall_ms: int) -> PublishedJob:
         is_processing_backlog=master.coordinator.is_processing_backlog,
         stats=master.coordinator.stats.capture(),
         series=master.series.capture(),
+        schedule=master.coordinator.schedule(monotonic_ms) if not master.state.is_terminal else None,
+        cut=_cut(master),
         _job=job,
         _execution=execution.capture(master.slot_pool.hosts()),
     )
+
+
+def _cut(master: JobMaster) -> CutView | None:
+    point, newest = master.lifecycle.restore_point, master.coordinator.newest
+    if point is None or master.lifecycle.keeps_nothing:
+        return None
+    is_newest = newest is not None and newest.checkpoint_id == point.checkpoint_id
+    totals: Totals = newest.totals if newest is not None and is_newest else {}
+    return CutView(point.checkpoint_id, point.kind, point.folder, point.timestamp_ms, records_read(master.setup.graph, totals))
 
 
 def view_overview(master: JobMaster) -> JobOverviewView:

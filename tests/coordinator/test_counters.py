@@ -36,7 +36,8 @@ def beat(rig: Rig, slot: int, records: int) -> None:
 
 
 def shown(rig: Rig) -> list[list[int]]:
-    return [[subtask.metrics.records_in for subtask in vertex.subtasks] for vertex in capture(rig.master, 0, 0).job().vertices]
+    vertices = capture(rig.master, 0, 0, monotonic_ms=0).job().vertices
+    return [[subtask.metrics.records_in for subtask in vertex.subtasks] for vertex in vertices]
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def restart(rig: Rig, attempt: int) -> None:
 
 def totals(rig: Rig) -> tuple[int, int, int]:
     """Read by the source; late records of the other operator, and by how much the latest."""
-    found = capture(rig.master, 0, 0).job().totals
+    found = capture(rig.master, 0, 0, monotonic_ms=0).job().totals
     source, other = (vertex.operators[0].uid for vertex in rig.graph.vertices)
     nothing = OperatorTotals()
     late = found.get(other, nothing)
@@ -136,7 +136,7 @@ def test_skipped_rows_are_counted_as_late_ones_are_and_the_first_reason_stays() 
     uid = rig.graph.vertices[1].operators[0].uid
 
     def skipped() -> tuple[int, str]:
-        entry = capture(rig.master, 0, 0).job().totals.get(uid, OperatorTotals())
+        entry = capture(rig.master, 0, 0, monotonic_ms=0).job().totals.get(uid, OperatorTotals())
         return entry.rows_skipped, entry.first_skipped
 
     skip(rig, 0, 1, 4, "the first")
@@ -156,7 +156,7 @@ def test_skipped_rows_are_counted_as_late_ones_are_and_the_first_reason_stays() 
     assert skipped() == (6, "the first"), "back at the cut, and not at 0"
     skip(rig, 0, 2, 5, "read again")
     assert skipped() == (11, "the first"), "what is read again counts once"
-    assert derive_job_totals(rig.graph, capture(rig.master, 0, 0).job().totals).rows_skipped == 11
+    assert derive_job_totals(rig.graph, capture(rig.master, 0, 0, monotonic_ms=0).job().totals).rows_skipped == 11
     led_on(rig)
     for slot in (0, 1):
         rig.register(slot, attempt=2)
@@ -176,7 +176,7 @@ def test_counters_for_monitoring_never_fall() -> None:
     beat(rig, 0, 1, 60, 6)
 
     def shown() -> JobTotals:
-        return derive_job_totals(rig.graph, capture(rig.master, 0, 0).numbers.reached)
+        return derive_job_totals(rig.graph, capture(rig.master, 0, 0, monotonic_ms=0).numbers.reached)
 
     assert (shown().records_in, shown().late_dropped) == (60, 6)
     restart(rig, 1)

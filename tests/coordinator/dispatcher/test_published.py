@@ -240,9 +240,9 @@ def test_captures_share_the_tasks_that_did_not_change_and_keep_those_that_did() 
 
 def test_view_of_an_older_capture_does_not_change_with_the_job() -> None:
     rig = Rig()
-    older = capture(rig.master, 0, 1)
+    older = capture(rig.master, 0, 1, monotonic_ms=0)
     rig.run()
-    newer = capture(rig.master, 1, 2)
+    newer = capture(rig.master, 1, 2, monotonic_ms=0)
     assert {each.state for vertex in older.job().vertices for each in vertex.subtasks} == {TaskState.CREATED}
     assert {each.state for vertex in newer.job().vertices for each in vertex.subtasks} == {TaskState.RUNNING}
     assert "RUNNING" in newer.job().timestamps
@@ -252,9 +252,9 @@ def test_view_of_an_older_capture_does_not_change_with_the_job() -> None:
 def test_view_of_a_pending_checkpoint_keeps_the_acknowledgements_that_it_was_made_with() -> None:
     rig = Rig().run()
     rig.feed_request()
-    older = capture(rig.master, 0, 1)
+    older = capture(rig.master, 0, 1, monotonic_ms=0)
     rig.acknowledge(0, 1, 1)
-    newer = capture(rig.master, 1, 2)
+    newer = capture(rig.master, 1, 2, monotonic_ms=0)
     first, second = older.stats.checkpoint(1), newer.stats.checkpoint(1)
     assert first is not None
     assert second is not None
