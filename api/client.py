@@ -9,6 +9,7 @@ import json
 import logging
 import secrets
 import time
+import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -250,6 +251,26 @@ class RestClient:
         target = self._targets.get(job_id) or Target(self.url)
         timeout = urllib3.Timeout(total=LEAVE_TIMEOUT_S)
         self._request(target, "POST", f"/v1/jobs/{job_id}/leave", msgspec.json.encode(DriverDeparture(submission)), timeout)
+
+    # -------------------------------------------------------------------------------------------------------- tokens
+
+    def issue_token(
+        self, role: str, *, job: str | None = None, name: str | None = None, expires_in_ms: int | None = None
+    ) -> dict[str, Any]:
+        """Issue a token of a role (viewer, operator or admin), for all jobs or for that of this id or name alone. The answer has
+        its text, as `token`, which is stored nowhere. Raises InvalidConfigError, AccessDeniedError."""
+        request = {"role": role, "job": job, "name": name, "expires_in_ms": expires_in_ms}
+        body = self._call("POST", "/v1/tokens", msgspec.json.encode(request))
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Issued tokens that are not revoked, oldest first, without their texts."""
+        answer = self._get("/v1/tokens")
+        return _decode(lambda: [dict(each) for each in answer["tokens"]], self.url)
+
+    def revoke_token(self, token_id: str) -> None:
+        """Raises NotFoundError for a token that is unknown, or revoked already."""
+        self._call("DELETE", f"/v1/tokens/{urllib.parse.quote(token_id, safe='')}")
 
     # ------------------------------------------------------------------------------------------------------ plumbing
 

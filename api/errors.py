@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.barriers.codec import ERROR_HEADER, FIELDS_HEADER, decode_fields
 from holdfast.statebackends.errors import (
     ERROR_CLASSES,
+    AccessDeniedError,
     AuthenticationError,
     CorruptStateError,
     FencedError,
@@ -82,6 +83,7 @@ class RemoteError(HoldfastError):
 
 _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (AuthenticationError, 401),
+    (AccessDeniedError, 403),
     (ForeignOriginError, 403),
     (NotFoundError, 404),
     (ObjectMissingError, 404),

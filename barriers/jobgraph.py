@@ -621,6 +621,8 @@ class SubmissionAccepted(msgspec.Struct, frozen=True):
     """Notes of the restore for the user: dropped state, rewritten values, output that may repeat."""
     restored_savepoint: str = ""
     """Location of the savepoint that the submission starts from, whether it was named now or by an earlier submission."""
+    worker_token: str = ""
+    """The token of the submission's workers: good for the worker protocol of this job alone. Empty: the service issues none."""
 
 
 class DriverDeparture(msgspec.Struct, frozen=True):

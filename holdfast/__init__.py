@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from holdfast.operators.spark.formats import register_formats as register_formats
     from holdfast.operators.spark.state_source import register_state_source as register_state_source
     from holdfast.operators.spark.write_stream import write_stream as write_stream
+    from holdfast.statebackends.errors import AccessDeniedError as AccessDeniedError
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
     from holdfast.statebackends.errors import AsyncTimeoutError as AsyncTimeoutError
     from holdfast.statebackends.errors import AuthenticationError as AuthenticationError
@@ -322,6 +323,7 @@ _EXPORTS = {
     "holdfast.operators.spark.write_stream": ("write_stream",),
     "holdfast.operators.spark.state_source": ("register_state_source",),
     "holdfast.statebackends.errors": (
+        "AccessDeniedError",
         "AmbiguousWriteError",
         "AsyncTimeoutError",
         "AuthenticationError",

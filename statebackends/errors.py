@@ -590,9 +590,19 @@ class NotFoundError(HoldfastError):
 
 
 class AuthenticationError(HoldfastError):
-    """The bearer token is missing or wrong."""
+    """The bearer token is missing or wrong, or it has expired or was revoked."""
 
     slot: int | None = None
+
+
+class AccessDeniedError(HoldfastError):
+    """The token is known, and its role or its job does not allow the request."""
+
+    role: str
+    needed: str
+    """Kind of the request: view, operate, administer or work."""
+    job: str | None = None
+    """The only job that the token is for."""
 
 
 class ProtocolError(HoldfastError):

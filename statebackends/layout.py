@@ -1,6 +1,7 @@
 """Layout of a state directory and of a snapshot: the only module that spells their paths.
 
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
+    <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
@@ -53,10 +54,22 @@ RUN_FILE = "_coordinator.json"
 TOKEN_FILE = "_token"
 GUARD_FILE = "_lock"
 """Lock file that the running coordinator holds, on a local directory."""
+SERVICE_FOLDER = "_service"
+WORKER_KEY_FILE = f"{SERVICE_FOLDER}/worker-key"
+"""Key of the tokens of workers."""
+TOKENS_FOLDER = f"{SERVICE_FOLDER}/tokens"
+"""Records of issued tokens."""
 FSCK_FOLDER = "_fsck"
 """Folder of temporary files by which a repair reads the clock of the storage."""
 
-_DIRECTORY_FILES = re.compile(rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}")
+_DIRECTORY_FILES = re.compile(
+    rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json"
+)
+
+
+def token_path(token_id: str) -> str:
+    """Record of an issued token."""
+    return f"{TOKENS_FOLDER}/{token_id}.json"
 
 
 def is_directory_file(path: str) -> bool:

@@ -27,8 +27,8 @@ from holdfast.api.settings import NeverServedError, client_settings, named_state
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
-from holdfast.coordinator.ha.records import is_job_id
-from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
+from holdfast.coordinator.ha.records import derive_job_id, is_job_id
+from holdfast.statebackends.errors import AccessDeniedError, HoldfastError, InvalidConfigError, NotFoundError
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
@@ -151,8 +151,14 @@ class JobReader(Protocol):
 
 
 def resolve_job(client: JobReader, text: str) -> str:
-    """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError."""
-    jobs = client.jobs()
+    """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError, AccessDeniedError."""
+    try:
+        jobs = client.jobs()
+    except AccessDeniedError as error:
+        mine = error.fields.get("job")  # the token is for that job alone, and lists none
+        if isinstance(mine, str) and (mine.startswith(text) or mine == derive_job_id(text)):
+            return mine
+        raise
     named = [job for job in jobs if job["name"] == text]
     live = [job for job in named if job["state"] not in TERMINAL_STATES]
     for found in ([job for job in jobs if job["jid"] == text], live, named, [job for job in jobs if job["jid"].startswith(text)]):
@@ -562,6 +568,75 @@ def preflight(
     show_report(report, as_json=as_json)
     if not report.fits:
         raise typer.Exit(console.EXIT_FAILED)
+
+
+tokens = typer.Typer(help="Tokens for callers: issue, list, revoke.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+
+
+@tokens.command()
+def create(
+    role: Annotated[
+        str,
+        typer.Option("--role", help="viewer: sees all but rows. operator: also submits, stops, changes jobs. admin: everything."),
+    ],
+    job: Annotated[
+        str | None, typer.Option("--job", help="Id or name of the only job that it is for; all if left out.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What logs and lists call it.", show_default=False)] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", help="Time until it ends: 30m, 12h, 30d; until it is revoked if left out.", show_default=False),
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Issue a token and print it, this once: only a hash of it is stored."""
+    life_ms = None if expires is None else commands.parse_duration(expires)
+    found = connect(url, token_file, state_dir).issue_token(role, job=job, name=name, expires_in_ms=life_ms)
+    if as_json:
+        console.show_json(found)
+        return
+    console.show_line(found["token"])
+    ends = "until it is revoked" if found["expires"] < 0 else f"until {console.time_text(found['expires'])}"
+    console.show_note(f"{found['id']}: {found['role']} of {found['job'] or 'all jobs'} {ends}")
+
+
+@tokens.command("list")
+def list_tokens(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """List the tokens that are not revoked, oldest first; their texts are not known any more."""
+    found = connect(url, token_file, state_dir).tokens()
+    if as_json:
+        console.show_json(found)
+        return
+    now_ms = time.time_ns() // 1_000_000
+    rows = [
+        (
+            each["id"],
+            each["name"],
+            each["role"],
+            each["job"] or "all",
+            console.time_text(each["created"]),
+            "never" if each["expires"] < 0 else console.time_text(each["expires"]),
+            "expired" if 0 <= each["expires"] <= now_ms else "good",
+        )
+        for each in found
+    ]
+    console.show_table(("ID", "NAME", "ROLE", "JOB", "CREATED", "EXPIRES", "STATE"), rows, empty="no issued tokens")
+
+
+@tokens.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast token list` shows it.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
+    connect(url, token_file, state_dir).revoke_token(token_id)
+    console.show_line(f"{token_id} is revoked")
 
 
 class _Benchmarks(TyperGroup):

@@ -1,58 +1,85 @@
-"""Access to the service: bearer tokens, and which paths need none.
+"""Access to the service: who a request is from, whether that caller may make it, and which paths need no credential.
 
-It decides access before any route runs; it knows nothing of jobs. Tokens are compared in constant time and never logged."""
+It decides before any route runs and before any byte of a body is read; it knows nothing of jobs but their ids in paths."""
 
 from __future__ import annotations
 
-import hmac
-import logging
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.access.authenticator import HERE, Authenticator
+from holdfast.api.access.roles import ANY_JOB, Access, Caller, Classified, classify
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from holdfast.api.errors import encode_error
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
-from holdfast.statebackends.errors import AuthenticationError
-
-log = logging.getLogger("holdfast.auth")
+from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError
 
 OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token; they reveal nothing about jobs."""
 
+CALLER = "holdfast.caller"
+"""Key of the scope under which the Caller is; absent for open paths."""
 
-class BearerAuth:
-    """ASGI middleware: 401 unless a request carries the token or asks for an open path; decided before any byte of its body is
-    read.
+_CHARACTERS_SHOWN_MAX = 64
 
-    `token=None` lets loopback callers in without one, if they name a loopback host: a web page that rebinds its name to 127.0.0.1
+
+class CheckAccess:
+    """ASGI middleware: 401 unless a request is from somebody known or asks for an open path, 403 unless that caller may make it.
+
+    A service without a token lets loopback callers in, if they name a loopback host: a web page that rebinds its name to 127.0.0.1
     still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, open_paths: Iterable[str] = OPEN_PATHS) -> None:
+    def __init__(self, app: ASGIApp, *, authenticator: Authenticator, open_paths: Iterable[str] = OPEN_PATHS) -> None:
         self._app = app
-        self._expected = token.encode() if token is not None else None
+        self._authenticator = authenticator
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
-        if is_open or self._allowed(scope):
-            if not is_open:
-                prove(scope, CallerKind.CLIENT)
-            await self._app(scope, receive, send)
-            return
-        wire = encode_error(AuthenticationError("missing or wrong bearer token"))
-        headers = [(name.lower().encode(), value.encode()) for name, value in wire.headers.items()]
-        headers.append((b"content-length", str(len(wire.body)).encode()))
-        await send({"type": "http.response.start", "status": wire.status, "headers": headers})
-        await send({"type": "http.response.body", "body": wire.body})
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            try:
+                caller = await self._caller_of(scope)
+                scope[CALLER] = caller
+                check_request(caller, scope["method"], scope["path"])
+            except HoldfastError as error:
+                await _refuse(error, send)
+                return
+            prove(scope, CallerKind.CLIENT)
+        await self._app(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
-        if self._expected is None:
-            return is_loopback(_host_of(_header(scope, b"host"))) and _from_here(_header(scope, b"origin"))
-        scheme, _, token = _header(scope, b"authorization").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._expected)
+    async def _caller_of(self, scope: Scope) -> Caller:
+        if self._authenticator.has_token:
+            return await self._authenticator.caller_of(_header(scope, b"authorization"))
+        if is_loopback(_host_of(_header(scope, b"host"))) and _from_here(_header(scope, b"origin")):
+            return HERE
+        raise AuthenticationError("missing or wrong bearer token")
+
+
+def check_request(caller: Caller, method: str, path: str) -> None:
+    """Raise AccessDeniedError unless the caller may make a request. What no rule names is for administrators alone."""
+    access, job_id, is_job_in_body = classify(method, path) or Classified(Access.ADMINISTER, ANY_JOB, is_job_in_body=False)
+    if not caller.may(access):
+        text = f"a token of role {caller.role} may not {access}: {method} {path[:_CHARACTERS_SHOWN_MAX]}"
+        raise AccessDeniedError(text, role=caller.role.value, needed=access.value)
+    if not is_job_in_body:
+        confine(caller, access, job_id)
+
+
+def confine(caller: Caller, access: Access, job_id: str) -> None:
+    """Raise AccessDeniedError for a caller who is confined to another job than this (ANY_JOB: than all)."""
+    if caller.is_confined_from(job_id):
+        text = f"the token is for job {caller.job_id} alone: it can't ask for others, nor for all jobs"
+        raise AccessDeniedError(text, role=caller.role.value, needed=access.value, job=caller.job_id)
+
+
+async def _refuse(error: HoldfastError, send: Send) -> None:
+    wire = encode_error(error)
+    headers = [(name.lower().encode(), value.encode()) for name, value in wire.headers.items()]
+    headers.append((b"content-length", str(len(wire.body)).encode()))
+    await send({"type": "http.response.start", "status": wire.status, "headers": headers})
+    await send({"type": "http.response.body", "body": wire.body})
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

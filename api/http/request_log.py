@@ -8,6 +8,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.http.auth import CALLER
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable, printable_fields
 
 logger = logging.getLogger("holdfast.requests")
@@ -21,6 +22,8 @@ _CHANGES = {
     ("POST", "/jobs/{jobid}/savepoints"): "savepoint",
     ("POST", "/jobs/{jobid}/stop"): "stop",
     ("POST", "/savepoint-disposal"): "dispose of a savepoint",
+    ("POST", "/tokens"): "issue a token",
+    ("DELETE", "/tokens/{tokenid}"): "revoke a token",
 }
 """By method and route. A changing request that is not listed is logged by method and path, so that a new one is not forgotten."""
 
@@ -44,9 +47,8 @@ def _changes(scope: Scope) -> bool:
 class LogChanges:
     """Runs after the token check: a refused request changed nothing."""
 
-    def __init__(self, app: ASGIApp, *, authenticated: bool) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._credential = "token" if authenticated else "no token"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _changes(scope) or "/workers/" in scope["path"]:
@@ -81,17 +83,18 @@ class LogChanges:
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else "unknown"
+        credential = printable(caller.credential) if (caller := scope.get(CALLER)) is not None else "no token"
         fields: dict[str, object] = {
             "event": "request",
             "request": what,
             "job_id": job_id,
             "subject": subject,
             "peer": peer,
-            "credential": self._credential,
+            "credential": credential,
             "status": status,
         }
         level = logging.INFO if status is None or status < 400 else logging.WARNING
         outcome = "left before it was answered" if status is None else str(status)
         facts = (printable(what, _CHARACTERS_MAX), printable(about, _CHARACTERS_MAX) or "the service", printable(peer))
         extra = {"fields": printable_fields(fields)}
-        logger.log(level, "%s of %s by %s (%s): %s", *facts, self._credential, outcome, extra=extra)
+        logger.log(level, "%s of %s by %s (%s): %s", *facts, credential, outcome, extra=extra)

@@ -9,8 +9,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ConfigDict
 from starlette.concurrency import run_in_threadpool
 
+from holdfast.api.access.authenticator import Authenticator
+from holdfast.api.access.roles import ANY_JOB, Access, Caller
 from holdfast.api.flink import schemas
 from holdfast.api.flink.render_backpressure import Level, worst_level
+from holdfast.api.http.auth import CALLER, confine
 from holdfast.api.http.request_log import SUBJECT
 from holdfast.api.routes.common import (
     ERRORS,
@@ -28,6 +31,8 @@ from holdfast.api.routes.common import (
 from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import TUNABLE, SettingValue
+from holdfast.coordinator.dispatcher.submit import identify_job
+from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
@@ -46,7 +51,20 @@ async def submit(request: Request, service: Service) -> Response:
     """Start a job, or supersede the running submission of its name. Repeatable with the same `driver_nonce`."""
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
-    return answer(await run_in_threadpool(service.submit, submission), 202)
+    _check_job(request, submission)
+    return answer(await run_in_threadpool(_submit, service, request.app.state.authenticator, submission), 202)
+
+
+def _check_job(request: Request, submission: Submission) -> None:
+    """Raise AccessDeniedError for a caller who is confined to another job, InvalidConfigError or GraphError for no job at all."""
+    caller: Caller = request.scope[CALLER]
+    if caller.job_id != ANY_JOB:
+        confine(caller, Access.OPERATE, identify_job(submission))
+
+
+def _submit(service: Coordinator, authenticator: Authenticator, submission: Submission) -> SubmissionAccepted:
+    accepted = service.submit(submission)
+    return msgspec.structs.replace(accepted, worker_token=authenticator.worker_token(accepted.job_id, accepted.submission))
 
 
 @router.post("/jobs/{jobid}/leave", response_model=schemas.Empty, openapi_extra=describe_record(DriverDeparture))
@@ -155,4 +173,5 @@ def totals(service: Service) -> Totals:
 async def preflight(request: Request, service: Service) -> Response:
     """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
+    _check_job(request, submission)
     return answer(await run_in_threadpool(service.preflight, submission))

@@ -18,14 +18,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.flink.web_interface import WebInterface
-from holdfast.api.http.auth import OPEN_PATHS, BearerAuth
+from holdfast.api.http.auth import OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, dialect, health, history, jobs, series, snapshots, web, workers
+from holdfast.api.routes import diagnosis, dialect, health, history, jobs, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
@@ -77,6 +78,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     )
     app.state.service = service
     app.state.settings = settings
+    app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.bodies = guard.bodies
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
@@ -93,6 +95,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     app.include_router(snapshots.router)
     app.include_router(workers.router)
+    app.include_router(tokens.router)
     app.include_router(dialect.router, prefix="/v1")
     app.include_router(dialect.router, include_in_schema=False)
     if settings.flink_ui is not None:
@@ -100,9 +103,9 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         app.include_router(web.router)
     app.add_middleware(AnswerFailures)
-    app.add_middleware(LogChanges, authenticated=settings.token is not None)
+    app.add_middleware(LogChanges)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(BearerAuth, token=settings.token, open_paths=open_paths)
+    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, open_paths=open_paths)
     app.add_middleware(BasicAsBearer)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)

@@ -228,7 +228,7 @@ class SparkLauncher:
             job_id=accepted.job_id,
             submission=accepted.submission,
             coordinator_url=handle.client.url,
-            token=handle.client.token,
+            token=accepted.worker_token or handle.client.token,
             state_directory=accepted.directory,
             plan=pickled,
             cancellation_timeout_ms=plan.graph.config.cancellation_timeout_ms,

@@ -50,6 +50,7 @@ def test_each_kind_survives_the_wire(kind: type[HoldfastError]) -> None:
         ("CorruptStateError", 400),
         ("UnsupportedVersionError", 400),
         ("AuthenticationError", 401),
+        ("AccessDeniedError", 403),
         ("NotFoundError", 404),
         ("FencedError", 409),
         ("JobExistsError", 409),

@@ -20,7 +20,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 ROOT = Path(hf.__file__).parent.parent
 
 NAMES = [
-    "Aggregate", "AggregateFunction", "AggregatingStateDescriptor", "AmbiguousWriteError", "AppendingState",
+    "AccessDeniedError", "Aggregate", "AggregateFunction", "AggregatingStateDescriptor", "AmbiguousWriteError", "AppendingState",
     "AuthenticationError", "BackendMismatchError", "Batch", "Blackhole", "BodyTooLargeError", "BusyError",
     "CheckpointFailedError", "ClaimMode", "CollectSink", "Collector", "ColumnAggregate", "ColumnarStateDescriptor",
     "CommittableLostError", "CommittablesLeftError", "ConnectionLostError", "CorruptStateError", "Counter", "DataFrameSource",

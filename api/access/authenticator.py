@@ -1,0 +1,160 @@
+"""SHELL: who sent a request: the service's own token, an issued one, or a worker's.
+
+The records of issued tokens are read again when one is presented and they are older than READ_EVERY_S, so that a token that was
+revoked at any coordinator of the state directory ends everywhere soon after. While they can't be read, issued tokens are refused
+(503); the service's own token and those of workers need no storage. Tokens are compared in constant time and never logged."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from anyio import CapacityLimiter, to_thread
+
+from holdfast.api.access import issued, worker_tokens
+from holdfast.api.access.issued import TokenRecord
+from holdfast.api.access.roles import ANY_JOB, Caller, Role
+from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import Flow, Storage, T, run_flow
+
+log = logging.getLogger("holdfast.auth")
+
+READ_EVERY_S = 2.0
+"""Age of the records from which on they are read again: with READ_TIMEOUT_S below the 5 s in which a revoked token ends."""
+READ_TIMEOUT_S = 2.5
+_CREDENTIAL_BYTES_MAX = 8_192
+
+ADMIN = Caller(Role.ADMIN, credential="token")
+HERE = Caller(Role.ADMIN, credential="no token")
+"""A caller on loopback of a service without a token."""
+
+
+class Authenticator:
+    """Credentials of one service. All but `mint` and the changes of tokens run on its event loop."""
+
+    def __init__(self, location: str, token: str | None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """`location`: the state directory. `token`: the service's own; None: it has none, and knows no others."""
+        self._location = location
+        self._token = token.encode() if token is not None else None
+        self._monotonic_s = monotonic_s
+        self._opened: Storage | None = None
+        self._key: str | None = None
+        self._records: Mapping[str, TokenRecord] = {}
+        self._read_s: float | None = None
+        self._damaged: tuple[str, ...] = ()
+        self._reading = asyncio.Lock()
+        self._one_thread = CapacityLimiter(1)
+        """For a storage that hangs: further callers wait for the thread that hangs, and none of them takes one of its own."""
+
+    @property
+    def has_token(self) -> bool:
+        """Whether callers need a credential."""
+        return self._token is not None
+
+    async def caller_of(self, authorization: bytes) -> Caller:
+        """Who a request with this header is from. Raises AuthenticationError, StorageUnavailableError."""
+        token = _token_in(authorization)
+        assert self._token is not None
+        if hmac.compare_digest(token, self._token):
+            return ADMIN
+        text = token.decode("latin-1")
+        found: Caller | None = None
+        if issued.is_issued(text):
+            found = await self._issued(text)
+        elif worker_tokens.is_worker_token(text):
+            found = worker_tokens.read_worker_token(await self._worker_key(), text)
+        if found is None:
+            raise AuthenticationError("missing or wrong bearer token")
+        return found
+
+    async def _issued(self, token: str) -> Caller | None:
+        if not self._is_fresh():
+            async with self._reading:
+                if not self._is_fresh():
+                    await self._in_time(self._read)
+        record = self._records.get(issued.token_id_of(token))
+        if record is None or not issued.matches(record, token):
+            return None
+        if record.is_expired(time.time_ns() // 1_000_000):
+            raise AuthenticationError(f"the token {record.name or record.token_id} has expired")
+        return record.caller()
+
+    def _is_fresh(self) -> bool:
+        return self._read_s is not None and self._monotonic_s() - self._read_s < READ_EVERY_S
+
+    async def _worker_key(self) -> str:
+        if self._key is None:
+            async with self._reading:
+                await self._in_time(self._open_key)
+        assert self._key is not None
+        return self._key
+
+    async def _in_time(self, work: Callable[[], object]) -> None:
+        """Work on storage, in a thread. Raises StorageUnavailableError where it takes too long; its outcome is not lost then."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one_thread)
+        except TimeoutError as error:
+            raise StorageUnavailableError("the state directory does not answer: whose the token is can't be told") from error
+
+    # ------------------------------------------------------------------------------------------------------ any thread
+
+    def _run(self, flow: Flow[T]) -> T:
+        if self._opened is None:
+            self._opened = open_storage(self._location)
+        return run_flow(flow, self._opened)
+
+    def _open_key(self) -> str:
+        if self._key is None:
+            self._key = self._run(worker_tokens.open_worker_key())
+        return self._key
+
+    def _read(self) -> None:
+        began_s = self._monotonic_s()
+        records, damaged = self._run(issued.read_tokens())
+        if damaged != self._damaged:
+            for problem in damaged:
+                log.warning("an issued token is refused: %s", problem)
+        self._records, self._damaged, self._read_s = records, damaged, began_s
+
+    def worker_token(self, job_id: str, submission: int) -> str:
+        """The token of a submission's workers; empty where the service needs none."""
+        return worker_tokens.worker_token(self._open_key(), job_id, submission) if self.has_token else ""
+
+    def issue(self, role: str, *, name: str, job_id: str = ANY_JOB, life_ms: int | None = None) -> tuple[str, TokenRecord]:
+        """Issue a token; its text is not kept anywhere. Raises InvalidConfigError, StorageUnavailableError."""
+        if not self.has_token:
+            raise InvalidConfigError("this service runs without tokens (--no-token): it would accept every caller", setting="token")
+        token, record = issued.draw_token(role, name=name, job_id=job_id, life_ms=life_ms, now_ms=time.time_ns() // 1_000_000)
+        self._run(issued.store_token(record))
+        self._read()
+        return token, record
+
+    def revoke(self, token_id: str) -> None:
+        """Raises NotFoundError, StorageUnavailableError."""
+        self._run(issued.revoke_token(token_id))
+        self._read()
+
+    def tokens(self) -> tuple[TokenRecord, ...]:
+        """All issued tokens that are not revoked, oldest first; read from storage now."""
+        self._read()
+        return tuple(sorted(self._records.values(), key=lambda record: (record.created_ms, record.token_id)))
+
+
+def _token_in(authorization: bytes) -> bytes:
+    """The token of a header: a bearer's, or the password of Basic, which is all that some of Flink's clients can send."""
+    scheme, _, rest = authorization[:_CREDENTIAL_BYTES_MAX].partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            pass
+    raise AuthenticationError("missing or wrong bearer token")

@@ -1,0 +1,158 @@
+"""What a caller may do: roles, kinds of requests, and which request is of which kind. Pure; nothing here knows a token.
+
+A request that no rule names is for administrators alone: a new route is closed until it is classified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+ANY_JOB = ""
+"""Job of a caller that is not confined to one."""
+
+
+class Role(StrEnum):
+    """Roles of callers, weakest first, but for WORKER, which no person has."""
+
+    VIEWER = "viewer"
+    """Sees jobs, checkpoints and metrics; no rows of snapshots, and changes nothing."""
+    OPERATOR = "operator"
+    """Also reads rows, submits, takes savepoints, stops and cancels jobs and changes their settings."""
+    ADMIN = "admin"
+    """Everything: also tokens, and the deletion of savepoints."""
+    WORKER = "worker"
+    """The worker protocol of its own job, and nothing else."""
+
+
+class Access(StrEnum):
+    """Kinds of requests."""
+
+    VIEW = "view"
+    """Shows numbers, names and states."""
+    OPERATE = "operate"
+    """Changes a job, or reads what snapshots hold."""
+    ADMINISTER = "administer"
+    WORK = "work"
+    """The worker protocol."""
+
+
+_ALLOWED: Mapping[Role, frozenset[Access]] = {
+    Role.VIEWER: frozenset({Access.VIEW}),
+    Role.OPERATOR: frozenset({Access.VIEW, Access.OPERATE}),
+    Role.ADMIN: frozenset(Access),
+    Role.WORKER: frozenset({Access.WORK}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, as its credential proves."""
+
+    role: Role
+    job_id: str = ANY_JOB
+    """The only job that it may ask for; ANY_JOB: all."""
+    credential: str = "token"
+    """Name of the credential in logs, never the credential itself."""
+
+    def may(self, access: Access) -> bool:
+        return access in _ALLOWED[self.role]
+
+    def is_confined_from(self, job_id: str) -> bool:
+        """Whether a request about this job (ANY_JOB: about none, or all) is outside of the one job it is confined to."""
+        return self.job_id not in (ANY_JOB, job_id)
+
+
+_RULES: tuple[tuple[str, str, Access], ...] = (
+    ("GET", "/metrics", Access.VIEW),
+    ("GET", "/overview", Access.VIEW),
+    ("GET", "/config", Access.VIEW),
+    ("GET", "/totals", Access.VIEW),
+    ("GET", "/jobs", Access.VIEW),
+    ("POST", "/jobs", Access.OPERATE),
+    ("POST", "/preflight", Access.OPERATE),
+    ("GET", "/jobs/overview", Access.VIEW),
+    ("GET", "/jobs/{jobid}", Access.VIEW),
+    ("PATCH", "/jobs/{jobid}", Access.OPERATE),
+    ("POST", "/jobs/{jobid}/leave", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/settings", Access.VIEW),
+    ("GET", "/jobs/{jobid}/status", Access.VIEW),
+    ("GET", "/jobs/{jobid}/plan", Access.VIEW),
+    ("GET", "/jobs/{jobid}/exceptions", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/watermarks", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/metrics", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/backpressure", Access.VIEW),
+    ("GET", "/jobs/{jobid}/checkpoints", Access.VIEW),
+    ("POST", "/jobs/{jobid}/checkpoints", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/checkpoints/config", Access.VIEW),
+    ("PATCH", "/jobs/{jobid}/checkpoints/config", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/checkpoints/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/checkpoints/details/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/checkpoints/details/{}/subtasks/{}", Access.VIEW),
+    ("POST", "/jobs/{jobid}/savepoints", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/savepoints/{}", Access.VIEW),
+    ("POST", "/jobs/{jobid}/stop", Access.OPERATE),
+    ("POST", "/savepoint-disposal", Access.ADMINISTER),
+    ("GET", "/savepoint-disposal/{}", Access.ADMINISTER),
+    ("GET", "/snapshots", Access.VIEW),
+    ("POST", "/snapshots/verify", Access.VIEW),
+    ("GET", "/jobs/{jobid}/workers", Access.VIEW),
+    ("POST", "/jobs/{jobid}/workers/register", Access.WORK),
+    ("GET", "/jobs/{jobid}/workers/{}/commands", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/{}/acks", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/{}/states", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/{}/heartbeat", Access.WORK),
+    ("GET", "/tokens", Access.ADMINISTER),
+    ("POST", "/tokens", Access.ADMINISTER),
+    ("DELETE", "/tokens/{}", Access.ADMINISTER),
+)
+"""Method, path without `/v1`, kind. A segment in braces stands for any one; `{jobid}` names the job. The first match counts."""
+
+_JOB_IN_BODY = frozenset({("POST", "/jobs"), ("POST", "/preflight")})
+"""The job is known once the body is read: the route itself confines the caller."""
+
+_JOB = "{jobid}"
+
+
+class Classified(NamedTuple):
+    """What a request asks for."""
+
+    access: Access
+    job_id: str
+    """ANY_JOB: none, or all."""
+    is_job_in_body: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    segments: tuple[str, ...]
+    access: Access
+    job_at: int
+    """Index of the job's segment; -1: none."""
+    is_job_in_body: bool
+
+    def matches(self, segments: tuple[str, ...]) -> bool:
+        pairs = zip(self.segments, segments, strict=True)
+        return all(theirs != "" if mine[:1] == "{" else mine == theirs for mine, theirs in pairs)
+
+
+def _index() -> dict[tuple[str, int], list[_Rule]]:
+    index: dict[tuple[str, int], list[_Rule]] = {}
+    for method, path, access in _RULES:
+        segments = tuple(path.split("/")[1:])
+        job_at = segments.index(_JOB) if _JOB in segments else -1
+        index.setdefault((method, len(segments)), []).append(_Rule(segments, access, job_at, (method, path) in _JOB_IN_BODY))
+    return index
+
+
+_INDEX = _index()
+
+
+def classify(method: str, path: str) -> Classified | None:
+    """What a request asks for; None if no rule names it."""
+    segments = tuple(path.removeprefix("/v1").split("/")[1:])
+    for rule in _INDEX.get((method, len(segments)), ()):
+        if rule.matches(segments):
+            return Classified(rule.access, segments[rule.job_at] if rule.job_at >= 0 else ANY_JOB, rule.is_job_in_body)
+    return None
