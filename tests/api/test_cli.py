@@ -323,3 +323,47 @@ def test_json_of_what_columns_hold(capsys: pytest.CaptureFixture[str]) -> None:
     value: dict[str, Any] = {"bytes": b"\x01\xff", "path": Path("/x")}
     console.show_json(value)
     assert json.loads(capsys.readouterr().out) == {"bytes": "01ff", "path": "/x"}
+
+
+# --------------------------------------------------------------------------------------------------------------- tokens
+
+
+def test_a_token_is_printed_once_and_listed_without_its_text(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = runner.invoke(app, ["token", "create", "--role", "viewer", "--name", "grafana", "--expires", "30d", *flags])
+    assert result.exit_code == 0, result.output
+    token = result.stdout.strip()
+    assert token.startswith("hft_")
+    assert "viewer of all jobs until 20" in result.stderr
+    assert token not in result.stderr
+    listing = run("token", "list", *flags)
+    assert listing.splitlines()[1].split()[1:4] == ["grafana", "viewer", "all"]
+    assert token.rpartition("_")[2] not in listing
+    monkeypatch.setenv("HOLDFAST_TOKEN", token)
+    assert run("jobs", *flags).splitlines()[1].startswith(JOB)
+    assert "a token of role viewer may not operate" in fails("stop", JOB, *flags)
+
+
+def test_a_revoked_token_is_out(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = json.loads(run("token", "create", "--role", "operator", "--json", *flags))
+    assert run("token", "revoke", issued["id"], *flags) == f"{issued['id']} is revoked\n"
+    assert "there is no token" in fails("token", "revoke", issued["id"], *flags)
+    assert issued["id"] not in run("token", "list", *flags)
+    monkeypatch.setenv("HOLDFAST_TOKEN", issued["token"])
+    assert "wrong bearer token" in fails("jobs", *flags)
+
+
+def test_a_token_of_one_job_finds_it_by_name_by_id_and_by_a_beginning(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = json.loads(run("token", "create", "--role", "operator", "--job", JOB, "--json", *flags))
+    monkeypatch.setenv("HOLDFAST_TOKEN", issued["token"])
+    for text in (JOB, JOB[:6]):
+        assert "completed" in run("checkpoints", text, *flags)
+    assert f"the token is for job {JOB} alone" in fails("checkpoints", "another", *flags)
+    assert f"the token is for job {JOB} alone" in fails("jobs", *flags)
+
+
+def test_durations_and_roles_that_are_none(flags: list[str]) -> None:
+    assert "there is no role 'root'" in fails("token", "create", "--role", "root", *flags, code=2)
+    result = runner.invoke(app, ["token", "create", "--role", "viewer", "--expires", "soon", *flags])
+    assert result.exit_code == 2
+    assert "is no duration" in result.stderr
+    assert "expires" in fails("token", "create", "--role", "viewer", "--expires", "0s", *flags, code=2)

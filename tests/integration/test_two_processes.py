@@ -104,7 +104,7 @@ class Cluster:
             submission=accepted.submission,
             task_attempt=0,
             coordinator_url=self.coordinator.url,
-            token=TOKEN,
+            token=accepted.worker_token,
             state_directory=accepted.directory,
             plan=pickle_plan(plan),
             local_directory=str(self.local),
