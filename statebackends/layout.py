@@ -1,7 +1,8 @@
 """Layout of a state directory and of a snapshot: the only module that spells their paths.
 
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
-    <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them
+    <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them,
+    <state-dir>/_service/audit/<chain>-<n>.jsonl                  and who did
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
@@ -59,17 +60,32 @@ WORKER_KEY_FILE = f"{SERVICE_FOLDER}/worker-key"
 """Key of the tokens of workers."""
 TOKENS_FOLDER = f"{SERVICE_FOLDER}/tokens"
 """Records of issued tokens."""
+AUDIT_FOLDER = f"{SERVICE_FOLDER}/audit"
+"""Chains of the audit log."""
 FSCK_FOLDER = "_fsck"
 """Folder of temporary files by which a repair reads the clock of the storage."""
 
 _DIRECTORY_FILES = re.compile(
-    rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json"
+    rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}"
+    rf"|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json|{AUDIT_FOLDER}/[0-9a-f]+-[0-9]+\.jsonl"
 )
+_AUDIT_FILE = re.compile(rf"{AUDIT_FOLDER}/([0-9a-f]{{1,64}})-([0-9]{{1,12}})\.jsonl")
 
 
 def token_path(token_id: str) -> str:
     """Record of an issued token."""
     return f"{TOKENS_FOLDER}/{token_id}.json"
+
+
+def audit_path(chain: str, number: int) -> str:
+    """The n-th file, from 0, of a chain of the audit log."""
+    return f"{AUDIT_FOLDER}/{chain}-{number}.jsonl"
+
+
+def parse_audit_path(path: str) -> tuple[str, int]:
+    """Chain and number of a file of the audit log; ("", -1) for any other path."""
+    found = _AUDIT_FILE.fullmatch(path)
+    return (found[1], int(found[2])) if found is not None else ("", -1)
 
 
 def is_directory_file(path: str) -> bool:

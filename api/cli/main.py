@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
@@ -639,6 +640,61 @@ def revoke(
     """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
     connect(url, token_file, state_dir).revoke_token(token_id)
     console.show_line(f"{token_id} is revoked")
+
+
+audit = typer.Typer(help="The log of who changed what, and who was refused: show, verify.", no_args_is_help=True)
+app.add_typer(audit, name="audit")
+
+AuditedDirectory = Annotated[str, typer.Argument(metavar="STATE_DIR", help="The state directory; a path or a URL.")]
+
+
+@audit.command()
+def show(
+    state_dir: AuditedDirectory,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many lines, the newest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Show the newest lines of the audit log, read from the state directory itself."""
+    from holdfast.api.access.audit_log import read_audit
+
+    found = read_audit(state_dir)[-limit:]
+    if as_json:
+        console.show_json([msgspec.to_builtins(line) for line in found])
+        return
+    rows = [
+        (
+            console.time_text(line.time_ms),
+            line.kind,
+            line.request or (f"{line.count:,} {line.subject}" if line.count else "a coordinator began"),
+            line.job,
+            line.subject if not line.count else "",
+            line.credential,
+            line.role,
+            line.peer,
+            line.status or "",
+        )
+        for line in found
+    ]
+    columns = ("TIME", "KIND", "REQUEST", "JOB", "SUBJECT", "BY", "ROLE", "FROM", "STATUS")
+    console.show_table(columns, rows, empty="no audit log")
+
+
+@audit.command()
+def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
+    """Check that no line of the audit log was changed, taken out or put in; exit code 1 if one was, 2 if it can't be read."""
+    from holdfast.api.access.audit_log import verify_audit
+
+    with console.trouble():
+        report = verify_audit(state_dir)
+    if as_json:
+        console.show_json(msgspec.to_builtins(report))
+    else:
+        for problem in report.problems:
+            console.show_line(f"{problem.path}:{problem.line}: {problem.problem}")
+        verdict = "whole" if report.is_whole else f"{len(report.problems)} problems"
+        console.show_line(f"{verdict}: {report.lines:,} lines in {report.files:,} files of {report.chains:,} chains")
+    if not report.is_whole:
+        raise typer.Exit(console.EXIT_FAILED)
 
 
 class _Benchmarks(TyperGroup):

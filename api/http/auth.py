@@ -8,10 +8,12 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.access.audit import Noted
+from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import HERE, Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller, Classified, classify
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
-from holdfast.api.errors import encode_error
+from holdfast.api.errors import encode_error, status_of
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
@@ -32,9 +34,13 @@ class CheckAccess:
     A service without a token lets loopback callers in, if they name a loopback host: a web page that rebinds its name to 127.0.0.1
     still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
 
-    def __init__(self, app: ASGIApp, *, authenticator: Authenticator, open_paths: Iterable[str] = OPEN_PATHS) -> None:
+    def __init__(
+        self, app: ASGIApp, *, authenticator: Authenticator, audit: AuditLog, open_paths: Iterable[str] = OPEN_PATHS
+    ) -> None:
+        """`audit` gets what is refused."""
         self._app = app
         self._authenticator = authenticator
+        self._audit = audit
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +50,8 @@ class CheckAccess:
                 scope[CALLER] = caller
                 check_request(caller, scope["method"], scope["path"])
             except HoldfastError as error:
+                if isinstance(error, AuthenticationError | AccessDeniedError):
+                    self._audit.note(_refused(scope, status_of(error)))
                 await _refuse(error, send)
                 return
             prove(scope, CallerKind.CLIENT)
@@ -72,6 +80,18 @@ def confine(caller: Caller, access: Access, job_id: str) -> None:
     if caller.is_confined_from(job_id):
         text = f"the token is for job {caller.job_id} alone: it can't ask for others, nor for all jobs"
         raise AccessDeniedError(text, role=caller.role.value, needed=access.value, job=caller.job_id)
+
+
+def _refused(scope: Scope, status: int) -> Noted:
+    caller: Caller | None = scope.get(CALLER)
+    client = scope.get("client")
+    return Noted(
+        request=f"{scope['method']} {scope['path']}",
+        credential=caller.credential if caller is not None else "",
+        role=caller.role.value if caller is not None else "",
+        peer=f"{client[0]}:{client[1]}" if client else "unknown",
+        status=status,
+    )
 
 
 async def _refuse(error: HoldfastError, send: Send) -> None:

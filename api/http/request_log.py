@@ -1,4 +1,4 @@
-"""ASGI middleware: one log line for each request that changes something: caller, request and answer.
+"""ASGI middleware: for each request that changes something a log line, and a line of the audit log: caller, request and answer.
 
 The worker protocol is left out, as its effects are in the lines about its job; so are requests that change nothing."""
 
@@ -8,6 +8,9 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.access.audit import Noted
+from holdfast.api.access.audit_log import AuditLog
+from holdfast.api.access.roles import Caller
 from holdfast.api.http.auth import CALLER
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable, printable_fields
 
@@ -47,8 +50,9 @@ def _changes(scope: Scope) -> bool:
 class LogChanges:
     """Runs after the token check: a refused request changed nothing."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, audit: AuditLog) -> None:
         self._app = app
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _changes(scope) or "/workers/" in scope["path"]:
@@ -83,7 +87,9 @@ class LogChanges:
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else "unknown"
-        credential = printable(caller.credential) if (caller := scope.get(CALLER)) is not None else "no token"
+        caller: Caller = scope[CALLER]
+        credential = printable(caller.credential)
+        self._audit.note(Noted(what, job_id, subject, credential, caller.role.value, peer, status or 0))
         fields: dict[str, object] = {
             "event": "request",
             "request": what,

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
@@ -79,6 +80,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.service = service
     app.state.settings = settings
     app.state.authenticator = Authenticator(settings.location, settings.token)
+    app.state.audit = AuditLog(settings.location)
     app.state.bodies = guard.bodies
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
@@ -103,9 +105,9 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         app.include_router(web.router)
     app.add_middleware(AnswerFailures)
-    app.add_middleware(LogChanges)
+    app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, open_paths=open_paths)
+    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
     app.add_middleware(BasicAsBearer)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)

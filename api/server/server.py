@@ -15,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 
+from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
 from holdfast.api.run_record import read_run_record
@@ -134,9 +135,10 @@ class RestServer(uvicorn.Server):
     ) -> None:
         """`guard` None: made from the settings."""
         guard = guard or connection_guard(settings)
+        app = create_app(service, settings, guard=guard)
         super().__init__(
             uvicorn.Config(
-                create_app(service, settings, guard=guard),
+                app,
                 http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
                 loop="asyncio",  # uvloop, if installed, would accept a whole backlog in one turn, whatever `backlog` is
                 log_config=None,
@@ -150,6 +152,7 @@ class RestServer(uvicorn.Server):
             )
         )
         self._service = service
+        self._audit: AuditLog = app.state.audit
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -164,6 +167,7 @@ class RestServer(uvicorn.Server):
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._service.close()
         await super().shutdown(sockets=sockets)
+        self._audit.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; a second interrupt stops at once. The signal is not raised again afterwards, as the stop was orderly."""

@@ -1,0 +1,169 @@
+"""SHELL: writes the audit log of one coordinator process, behind its requests, and reads the logs of all of them.
+
+Its thread begins with the first request that is recorded; a storage that is slow or down holds no request up. What was recorded is
+in storage a second later."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from holdfast.api.access.audit import (
+    WRITE_EVERY_MS,
+    AuditLine,
+    AuditRecorder,
+    AuditReport,
+    AuditVerifier,
+    FileReady,
+    Noted,
+    in_order,
+)
+from holdfast.statebackends.errors import HoldfastError, ObjectMissingError
+from holdfast.statebackends.layout import AUDIT_FOLDER, parse_audit_path
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DescribeFiles, Flow, ListFiles, PutIfAbsent, ReadFile, Storage, run_flow
+
+log = logging.getLogger("holdfast.audit")
+
+FLUSH_S = 3.0
+"""Longest that a stopping service waits for the last lines."""
+CHAINS_NAMED_MAX = 100
+"""Newest other chains whose ends a first line names."""
+NOTED_MAX = 1_000
+"""Requests that wait until the ends of other chains are known."""
+FILE_BYTES_MAX = 1024 * 1024
+"""Of a file that is read: what is larger was written by nobody here."""
+
+
+class AuditLog:
+    """The log of one process. `note` may be called from any thread and never blocks on storage."""
+
+    def __init__(self, location: str) -> None:
+        """`location`: the state directory."""
+        self._location = location
+        self._lock = threading.Lock()
+        self._recorder: AuditRecorder | None = None
+        self._noted: list[Noted] = []
+        """Before the ends of other chains are known."""
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._is_failing = False
+
+    def note(self, noted: Noted) -> None:
+        """Record a request; in storage a second later."""
+        with self._lock:
+            if self._recorder is not None:
+                self._recorder.note(noted, now_ms=_now_ms(), wall_ms=_wall_ms())
+            elif len(self._noted) < NOTED_MAX:
+                self._noted.append(noted)
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name="holdfast-audit", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, for FLUSH_S at most. Idempotent."""
+        with self._lock:
+            self._stopping.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(FLUSH_S)
+
+    def _run(self) -> None:
+        storage: Storage | None = None
+        while True:
+            is_last = self._stopping.wait(WRITE_EVERY_MS / 1000)
+            try:
+                storage = storage or open_storage(self._location)
+                self._write(storage, is_last=is_last)
+                self._is_failing = False
+            except HoldfastError as error:
+                if not self._is_failing:
+                    log.warning("the audit log can't be written, and waits: %s", error)
+                self._is_failing = True
+            if is_last:
+                return
+
+    def _write(self, storage: Storage, *, is_last: bool) -> None:
+        if self._recorder is None:
+            self._begin(run_flow(read_heads(), storage))
+        while (ready := self._take(is_last=is_last)) is not None:
+            run_flow(_create(ready), storage)
+            with self._lock:
+                assert self._recorder is not None
+                self._recorder.written()
+
+    def _begin(self, heads: Mapping[str, str]) -> None:
+        with self._lock:
+            recorder = AuditRecorder(secrets.token_hex(8), heads, now_ms=_now_ms(), wall_ms=_wall_ms())
+            for noted in self._noted:
+                recorder.note(noted, now_ms=_now_ms(), wall_ms=_wall_ms())
+            self._noted.clear()
+            self._recorder = recorder
+
+    def _take(self, *, is_last: bool) -> FileReady | None:
+        with self._lock:
+            assert self._recorder is not None
+            return self._recorder.take(now_ms=_now_ms(), wall_ms=_wall_ms(), force=is_last)
+
+
+def _create(ready: FileReady) -> Flow[None]:
+    """A name is this process's alone: where it exists, an earlier try has written it."""
+    yield PutIfAbsent(ready.path, ready.content)
+
+
+def read_heads() -> Flow[dict[str, str]]:
+    """Chain -> hash of its last line, of the newest chains."""
+    facts = yield DescribeFiles(AUDIT_FOLDER)
+    newest: dict[str, int] = {}
+    for fact in facts:
+        chain, _ = parse_audit_path(fact.path)
+        if chain:
+            newest[chain] = max(newest.get(chain, 0), fact.modified_ms)
+    kept = set(sorted(newest, key=lambda chain: -newest[chain])[:CHAINS_NAMED_MAX])
+    verifier = AuditVerifier()
+    for chain, paths in groupby(in_order([fact.path for fact in facts]), key=lambda path: parse_audit_path(path)[0]):
+        if chain in kept:
+            *_, last = paths
+            for _ in verifier.add(last, (yield from _read(last))):
+                pass
+    return dict(verifier.heads)
+
+
+def _read(path: str) -> Flow[bytes]:
+    try:
+        content: bytes = yield ReadFile(path, 0, FILE_BYTES_MAX)
+    except ObjectMissingError:
+        return b""
+    return content
+
+
+def verify_audit(location: str) -> AuditReport:
+    """Verify every chain of a state directory. Raises StorageUnavailableError."""
+    verifier = AuditVerifier()
+    for _ in _lines(location, verifier):
+        pass
+    return verifier.report()
+
+
+def read_audit(location: str) -> tuple[AuditLine, ...]:
+    """All lines that can be read, by time."""
+    return tuple(sorted(_lines(location, AuditVerifier()), key=lambda line: line.time_ms))
+
+
+def _lines(location: str, verifier: AuditVerifier) -> Iterator[AuditLine]:
+    storage = open_storage(location)
+    paths: list[str] = storage.execute(ListFiles(AUDIT_FOLDER))
+    for path in in_order(paths):
+        yield from verifier.add(path, run_flow(_read(path), storage))
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

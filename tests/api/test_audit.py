@@ -1,0 +1,276 @@
+"""The audit log: what is recorded, what a changed log looks like, and that nothing of it holds a request up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from holdfast.api.access import audit
+from holdfast.api.access.audit import AuditRecorder, AuditReport, AuditVerifier, FileReady, Noted, in_order
+from holdfast.api.access.audit_log import AuditLog, read_audit, verify_audit
+from holdfast.api.cli.main import app
+from holdfast.statebackends.layout import AUDIT_FOLDER, audit_path, is_directory_file, parse_audit_path
+from tests.api.fakes import JOB, TOKEN, FakeCoordinator, serving
+
+STOP = Noted("stop", job=JOB, credential="token ci", role="operator", peer="10.0.0.7:1", status=202)
+REFUSED = Noted("GET /v1/jobs", peer="10.0.0.8:1", status=401)
+
+
+def recorder(chain: str = "a1", heads: Mapping[str, str] | None = None) -> AuditRecorder:
+    return AuditRecorder(chain, heads or {}, now_ms=0, wall_ms=1_000)
+
+
+def files_of(recorder: AuditRecorder, now_ms: int = 10**9) -> list[FileReady]:
+    """All files that it has, written at once."""
+    found = []
+    while (ready := recorder.take(now_ms=now_ms, wall_ms=now_ms, force=True)) is not None:
+        found.append(ready)
+        recorder.written()
+    return found
+
+
+def verified(files: list[tuple[str, bytes]]) -> AuditReport:
+    verifier = AuditVerifier()
+    contents = dict(files)
+    for path in in_order([path for path, _ in files]):
+        list(verifier.add(path, contents[path]))
+    return verifier.report()
+
+
+def chain_of(count: int, *, files: int = 1, name: str = "a1", heads: Mapping[str, str] | None = None) -> list[tuple[str, bytes]]:
+    recording, found = recorder(name, heads), []
+    for _ in range(files):
+        for _ in range(count):
+            recording.note(STOP, now_ms=1, wall_ms=2)
+        found += [(each.path, each.content) for each in files_of(recording)]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ recorder
+
+
+def test_lines_are_due_a_second_later_and_given_until_they_are_written() -> None:
+    recording = recorder()
+    recording.note(STOP, now_ms=5, wall_ms=1_005)
+    assert recording.take(now_ms=audit.WRITE_EVERY_MS - 1, wall_ms=0) is None
+    ready = recording.take(now_ms=audit.WRITE_EVERY_MS, wall_ms=0)
+    assert ready is not None
+    recording.note(STOP, now_ms=1_100, wall_ms=1_100)
+    assert recording.take(now_ms=9_000, wall_ms=0) == ready
+    recording.written()
+    following = recording.take(now_ms=9_000, wall_ms=0)
+    assert following is not None
+    assert (ready.path, following.path) == (audit_path("a1", 0), audit_path("a1", 1))
+    assert verified([(each.path, each.content) for each in (ready, following)]).is_whole
+
+
+def test_a_line_says_who_did_what() -> None:
+    recording = recorder()
+    recording.note(STOP, now_ms=5, wall_ms=1_005)
+    (ready,) = files_of(recording)
+    first, second = (json.loads(line) for line in ready.content.splitlines())
+    assert first == {"number": 0, "before": audit.NO_HASH, "time_ms": 1_000, "kind": "started"}
+    assert second == {
+        "number": 1,
+        "before": audit.hash_of(ready.content.splitlines()[0]),
+        "time_ms": 1_005,
+        "kind": "request",
+        "request": "stop",
+        "job": JOB,
+        "credential": "token ci",
+        "role": "operator",
+        "peer": "10.0.0.7:1",
+        "status": 202,
+    }
+
+
+def test_refusals_are_counted_beyond_their_bound() -> None:
+    recording = recorder()
+    for _ in range(audit.REFUSALS_MAX + 7):
+        recording.note(REFUSED, now_ms=1, wall_ms=1)
+    recording.note(STOP, now_ms=2, wall_ms=2)
+    (ready,) = files_of(recording, audit.REFUSALS_EVERY_MS)
+    kinds = [json.loads(line)["kind"] for line in ready.content.splitlines()]
+    assert kinds == ["started", *["refused"] * audit.REFUSALS_MAX, "request", "dropped"]
+    assert json.loads(ready.content.splitlines()[-1])["count"] == 7
+
+
+def test_what_storage_does_not_take_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "WAITING_BYTES_MAX", 2_000)
+    recording = recorder()
+    for _ in range(100):
+        recording.note(STOP, now_ms=1, wall_ms=1)
+    lines = [json.loads(line) for ready in files_of(recording) for line in ready.content.splitlines()]
+    assert lines[-1]["kind"] == "dropped"
+    assert lines[-1]["count"] + sum(line["kind"] == "request" for line in lines) == 100
+    assert lines[-1]["count"] > 80
+
+
+def test_long_texts_are_cut() -> None:
+    recording = recorder()
+    recording.note(Noted("x" * 10**6, subject="y" * 10**6, status=200), now_ms=1, wall_ms=1)
+    (ready,) = files_of(recording)
+    assert len(ready.content) < 2_000
+
+
+ODD = Noted("submit", subject="ü\n\x00'\"", status=0)
+
+
+@given(st.lists(st.sampled_from([STOP, REFUSED, ODD]), max_size=200), st.integers(200, 900))
+def test_whatever_is_recorded_is_whole(noted: list[Noted], file_bytes: int) -> None:
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr(audit, "FILE_BYTES", file_bytes)
+        recording = recorder()
+        files: list[tuple[str, bytes]] = []
+        for index, each in enumerate(noted):
+            recording.note(each, now_ms=index * 100, wall_ms=index)
+            if index % 7 == 0 and (ready := recording.take(now_ms=index * 100, wall_ms=index)) is not None:
+                files.append((ready.path, ready.content))
+                recording.written()
+        files += [(each.path, each.content) for each in files_of(recording)]
+    report = verified(files)
+    assert report.is_whole
+    assert report.lines >= len(noted) - max(0, len(noted) - audit.REFUSALS_MAX)
+
+
+# ------------------------------------------------------------------------------------------------------------ verifier
+
+
+def test_every_single_change_is_found() -> None:
+    (path, content) = chain_of(4)[0]
+    lines = content.splitlines(keepends=True)
+    for index in range(len(lines)):
+        if index < len(lines) - 1:
+            assert not verified([(path, b"".join(lines[:index] + lines[index + 1 :]))]).is_whole, "taken out"
+        assert not verified([(path, b"".join(lines[: index + 1] + lines[index:]))]).is_whole, "twice"
+    for at in range(len(content) - len(lines[-1])):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        assert not verified([(path, bytes(changed))]).is_whole, f"byte {at}"
+
+
+def test_a_missing_file_and_one_cut_off_are_found() -> None:
+    files = chain_of(2, files=3)
+    assert verified(files).is_whole
+    report = verified([files[0], files[2]])
+    assert report.problems[0].problem == "file 1 of chain a1 is missing"
+    path, content = files[2]
+    assert "cut off" in verified([*files[:2], (path, content[:-3])]).problems[0].problem
+
+
+def test_an_end_that_was_cut_off_is_missed_by_a_later_chain() -> None:
+    older = chain_of(2, files=2)
+    verifier = AuditVerifier()
+    for path, content in older:
+        list(verifier.add(path, content))
+    newer = chain_of(1, name="b2", heads=verifier.heads)
+    assert verified([*older, *newer]).is_whole
+    report = verified([older[0], *newer])
+    assert [each.problem for each in report.problems] == ["the end of chain a1 that it names is missing"]
+    assert report.problems[0].path == newer[0][0]
+    assert not verified(newer).is_whole
+
+
+@pytest.mark.parametrize("content", [b"x\n", b"[]\n", b"\xff\n", b"{}\n", b"[" * 50_000 + b"\n"])
+def test_lines_that_are_none_are_named(content: bytes) -> None:
+    report = verified([(audit_path("a1", 0), content)])
+    assert report.problems[0].problem.startswith("no line of an audit log")
+
+
+def test_paths() -> None:
+    assert parse_audit_path(audit_path("a1", 12)) == ("a1", 12)
+    assert is_directory_file(audit_path("a1", 12))
+    for other in (f"{AUDIT_FOLDER}/x.jsonl", f"{AUDIT_FOLDER}/a1-1.jsonl.tmp", f"other/{AUDIT_FOLDER}/a1-1.jsonl"):
+        assert parse_audit_path(other) == ("", -1)
+    assert in_order([audit_path("b", 0), audit_path("a", 10), audit_path("a", 9), "x"]) == [
+        audit_path("a", 9),
+        audit_path("a", 10),
+        audit_path("b", 0),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- over HTTP
+
+
+def test_changes_and_refusals_of_a_service_are_on_record(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
+        served.json("POST", "/v1/tokens", {"role": "viewer", "name": "grafana"}, status=201)
+        served.request("GET", "/v1/jobs", token="a-wrong-token-here")
+        served.json("GET", "/v1/jobs")
+    lines = read_audit(str(tmp_path))
+    assert [(line.kind, line.request, line.status, line.role) for line in lines] == [
+        ("started", "", 0, ""),
+        ("request", "stop", 202, "admin"),
+        ("request", "issue a token", 201, "admin"),
+        ("refused", "GET /v1/jobs", 401, ""),
+    ]
+    assert lines[1].job == JOB
+    assert "of role viewer" in lines[2].subject
+    content = b"".join(path.read_bytes() for path in (tmp_path / AUDIT_FOLDER).iterdir())
+    for secret in (TOKEN, "a-wrong-token-here", "hft_"):
+        assert secret.encode() not in content
+    assert verify_audit(str(tmp_path)).is_whole
+
+
+def test_a_service_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.json("GET", "/v1/jobs")
+    assert not (tmp_path / AUDIT_FOLDER).exists()
+
+
+def test_chains_of_successive_services_name_each_other(tmp_path: Path) -> None:
+    for _ in range(3):
+        with serving(FakeCoordinator(), tmp_path) as served:
+            served.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
+    report = verify_audit(str(tmp_path))
+    assert (report.chains, report.is_whole) == (3, True)
+    heads = [line.heads for line in read_audit(str(tmp_path)) if line.kind == "started"]
+    assert [len(each) for each in heads] == [0, 1, 2]
+    first = next(iter(heads[1]))
+    (tmp_path / audit_path(first, 0)).unlink()
+    assert not verify_audit(str(tmp_path)).is_whole
+
+
+def test_a_storage_that_fails_holds_no_request_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = AuditLog(str(tmp_path))
+    (tmp_path / "_service").write_text("no folder")
+    for _ in range(10):
+        log.note(STOP)
+    log.close()
+    assert caplog.text.count("the audit log can't be written") == 1
+
+
+# ------------------------------------------------------------------------------------------------------ command line
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout
+
+
+def test_commands(tmp_path: Path) -> None:
+    assert run("audit", "verify", str(tmp_path)) == "whole: 0 lines in 0 files of 0 chains\n"
+    with serving(FakeCoordinator(), tmp_path) as running:
+        running.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
+    shown = run("audit", "show", str(tmp_path)).splitlines()
+    assert "a coordinator began" in shown[1]
+    assert f"stop {JOB}" in " ".join(shown[2].split())
+    assert run("audit", "verify", str(tmp_path)) == "whole: 2 lines in 1 files of 1 chains\n"
+    (path,) = (tmp_path / AUDIT_FOLDER).iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"stop"', b'"look"'))
+    assert verify_audit(str(tmp_path)).is_whole, "the newest line: nothing follows it yet"
+    path.write_bytes(path.read_bytes().replace(b'"started"', b'"begun"'))
+    found: dict[str, Any] = json.loads(run("audit", "verify", str(tmp_path), "--json", code=1))
+    assert found["problems"][0]["line"] == 2
+    assert msgspec.json.encode(found)
