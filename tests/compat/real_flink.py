@@ -22,7 +22,7 @@ from typing import Any
 from tests.compat.flink import FLINK, flink_classes
 from tests.golden.flink_answers import FILE, shape_of
 
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 NONE = "0" * 32
 
 REQUESTS = (

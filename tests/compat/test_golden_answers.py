@@ -12,6 +12,7 @@ from tests.golden.flink_answers import golden
 pytestmark = pytest.mark.compat
 
 
+@pytest.mark.timeout(900)
 def test_flink_answers_as_recorded(tmp_path: Path) -> None:
     """`python -m tests.compat.real_flink` writes the file anew."""
     with real_flink(tmp_path) as flink:
