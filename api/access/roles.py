@@ -73,6 +73,24 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("POST", "/jobs", Access.OPERATE),
     ("POST", "/preflight", Access.OPERATE),
     ("GET", "/jobs/overview", Access.VIEW),
+    ("GET", "/jobs/metrics", Access.VIEW),
+    ("GET", "/jobs/{jobid}/metrics", Access.VIEW),
+    ("GET", "/jobs/{jobid}/config", Access.VIEW),
+    ("GET", "/jobs/{jobid}/accumulators", Access.VIEW),
+    ("GET", "/jobs/{jobid}/execution-result", Access.VIEW),
+    ("GET", "/jobs/{jobid}/history", Access.VIEW),
+    ("GET", "/jobs/{jobid}/series", Access.VIEW),
+    ("GET", "/jobs/{jobid}/health", Access.VIEW),
+    ("GET", "/jobs/{jobid}/resource-requirements", Access.VIEW),
+    ("PUT", "/jobs/{jobid}/resource-requirements", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/rescales/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/rescales/details/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/rescaling/{}", Access.VIEW),
+    ("PATCH", "/jobs/{jobid}/rescaling", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/yarn-cancel", Access.OPERATE),
+    ("POST", "/jobs/{jobid}/coordinators/{}", Access.OPERATE),
+    ("GET", "/jobs/{jobid}/jobmanager/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/taskmanagers/{}/log-url", Access.VIEW),
     ("GET", "/jobs/{jobid}", Access.VIEW),
     ("PATCH", "/jobs/{jobid}", Access.OPERATE),
     ("POST", "/jobs/{jobid}/leave", Access.OPERATE),
@@ -80,21 +98,41 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/jobs/{jobid}/status", Access.VIEW),
     ("GET", "/jobs/{jobid}/plan", Access.VIEW),
     ("GET", "/jobs/{jobid}/exceptions", Access.VIEW),
-    ("GET", "/jobs/{jobid}/vertices/{}/watermarks", Access.VIEW),
-    ("GET", "/jobs/{jobid}/vertices/{}/metrics", Access.VIEW),
-    ("GET", "/jobs/{jobid}/vertices/{}/backpressure", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/subtasks/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/subtasks/{}/metrics", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/subtasks/{}/attempts/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/vertices/{}/subtasks/{}/attempts/{}/accumulators", Access.VIEW),
     ("GET", "/jobs/{jobid}/checkpoints", Access.VIEW),
     ("POST", "/jobs/{jobid}/checkpoints", Access.OPERATE),
     ("GET", "/jobs/{jobid}/checkpoints/config", Access.VIEW),
     ("PATCH", "/jobs/{jobid}/checkpoints/config", Access.OPERATE),
     ("GET", "/jobs/{jobid}/checkpoints/{}", Access.VIEW),
     ("GET", "/jobs/{jobid}/checkpoints/details/{}", Access.VIEW),
+    ("GET", "/jobs/{jobid}/checkpoints/details/{}/explain", Access.VIEW),
     ("GET", "/jobs/{jobid}/checkpoints/details/{}/subtasks/{}", Access.VIEW),
     ("POST", "/jobs/{jobid}/savepoints", Access.OPERATE),
     ("GET", "/jobs/{jobid}/savepoints/{}", Access.VIEW),
     ("POST", "/jobs/{jobid}/stop", Access.OPERATE),
     ("POST", "/savepoint-disposal", Access.ADMINISTER),
     ("GET", "/savepoint-disposal/{}", Access.ADMINISTER),
+    ("GET", "/applications/overview", Access.VIEW),
+    ("GET", "/applications/{jobid}", Access.VIEW),
+    ("GET", "/applications/{jobid}/exceptions", Access.VIEW),
+    ("GET", "/applications/{jobid}/jobmanager/config", Access.VIEW),
+    ("POST", "/applications/{jobid}/cancel", Access.OPERATE),
+    ("GET", "/taskmanagers", Access.VIEW),
+    ("GET", "/taskmanagers/metrics", Access.VIEW),
+    ("GET", "/taskmanagers/{}", Access.VIEW),
+    ("GET", "/taskmanagers/{}/metrics", Access.VIEW),
+    ("GET", "/taskmanagers/{}/{}", Access.OPERATE),
+    ("GET", "/taskmanagers/{}/logs/{}", Access.OPERATE),
+    ("GET", "/jobmanager/metrics", Access.VIEW),
+    ("GET", "/jobmanager/config", Access.VIEW),
+    ("GET", "/jobmanager/environment", Access.VIEW),
+    ("GET", "/jobmanager/{}", Access.OPERATE),
+    ("GET", "/jobmanager/logs/{}", Access.OPERATE),
     ("GET", "/snapshots", Access.VIEW),
     ("POST", "/snapshots/verify", Access.VIEW),
     ("GET", "/jobs/{jobid}/workers", Access.VIEW),
@@ -103,11 +141,30 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("POST", "/jobs/{jobid}/workers/{}/acks", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/states", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/heartbeat", Access.WORK),
+    *((method, path, Access.ADMINISTER) for method, path in (
+        ("DELETE", "/cluster"),
+        ("GET", "/taskmanagers/{}/profiler/{}"),
+        ("POST", "/taskmanagers/{}/profiler"),
+        ("GET", "/jobmanager/profiler/{}"),
+        ("POST", "/jobmanager/profiler"),
+        ("GET", "/datasets"),
+        ("GET", "/datasets/delete/{}"),
+        ("DELETE", "/datasets/{}"),
+        ("GET", "/jars"),
+        ("POST", "/jars/upload"),
+        ("DELETE", "/jars/{}"),
+        ("GET", "/jars/{}/plan"),
+        ("POST", "/jars/{}/plan"),
+        ("POST", "/jars/{}/run"),
+        ("POST", "/jars/{}/run-application"),
+    )),
     ("GET", "/tokens", Access.ADMINISTER),
     ("POST", "/tokens", Access.ADMINISTER),
     ("DELETE", "/tokens/{}", Access.ADMINISTER),
 )
-"""Method, path without `/v1`, kind. A segment in braces stands for any one; `{jobid}` names the job. The first match counts."""
+"""Method, path without `/v1` or `/flink`, kind. A segment in braces stands for any one; `{jobid}` names the job. The first match
+counts. Logs may hold what records hold, so that they are no viewer's. Jars, datasets and profilers, of which Holdfast has none, are
+for administrators to be told so."""
 
 _JOB_IN_BODY = frozenset({("POST", "/jobs"), ("POST", "/preflight")})
 """The job is known once the body is read: the route itself confines the caller."""
@@ -151,8 +208,11 @@ _INDEX = _index()
 
 def classify(method: str, path: str) -> Classified | None:
     """What a request asks for; None if no rule names it."""
-    segments = tuple(path.removeprefix("/v1").split("/")[1:])
+    bare = path.removeprefix("/v1") if path.startswith("/v1/") else path.removeprefix("/flink")
+    segments = tuple(bare.split("/")[1:])
     for rule in _INDEX.get((method, len(segments)), ()):
         if rule.matches(segments):
             return Classified(rule.access, segments[rule.job_at] if rule.job_at >= 0 else ANY_JOB, rule.is_job_in_body)
+    if (method == "GET" and path.startswith("/flink/")) or path == "/flink":
+        return Classified(Access.VIEW, ANY_JOB, is_job_in_body=False)  # the pages of Flink's UI, which know nothing
     return None
