@@ -8,6 +8,7 @@ from holdfast.coordinator.explain.pending import explain_missing_acks, missing_s
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import Chain
 from holdfast.coordinator.views import CheckpointView, ExceptionView
+from holdfast.statebackends.layout import METADATA_NAME
 
 NEAR_MS = 5_000
 """A failure of the job explains a checkpoint that failed so near to it."""
@@ -27,7 +28,7 @@ _TEXTS: dict[str, tuple[CauseKind, str]] = {
     FailureReason.JOB_FINISHING: (CauseKind.ENDING, "the job was about to end"),
     FailureReason.NOT_ALL_TASKS_RUNNING: (CauseKind.NOT_ALL_RUNNING, "not all tasks ran when it was to be triggered"),
     FailureReason.TASK_NOT_READY: (CauseKind.TASK_NOT_READY, "a task was not ready for it: it still restored its state"),
-    FailureReason.FINALIZE_FAILURE: (CauseKind.STORAGE_FAILED, "its _metadata could not be stored"),
+    FailureReason.FINALIZE_FAILURE: (CauseKind.STORAGE_FAILED, f"its {METADATA_NAME} could not be stored"),
     FailureReason.TRIGGER_FAILURE: (CauseKind.STORAGE_FAILED, "its id could not be claimed in storage"),
     FailureReason.IN_FLIGHT_LIMIT: (CauseKind.IN_FLIGHT_LIMIT, "a subtask had more records in flight than one may hold"),
     FailureReason.IO_EXCEPTION: (CauseKind.STORAGE_FAILED, "storage failed"),

@@ -10,6 +10,7 @@ from holdfast.coordinator.explain.facts import Facts, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 from holdfast.coordinator.explain.slow import Chain, explain_slow, follow_barrier
 from holdfast.coordinator.views import CheckpointView, WorkerView
+from holdfast.statebackends.layout import METADATA_NAME
 
 NAMED_MAX = 5
 """Missing subtasks that are named."""
@@ -21,7 +22,7 @@ def explain_pending(facts: Facts, checkpoint: CheckpointView) -> Chain:
     missing = missing_subtasks(checkpoint)
     if not missing and checkpoint.vertices:
         waited_ms = facts.job.now_ms - checkpoint.latest_ack_ms
-        text = f"all subtasks have acknowledged; its _metadata has been under way for {time_text(waited_ms)}"
+        text = f"all subtasks have acknowledged; its {METADATA_NAME} has been under way for {time_text(waited_ms)}"
         return Chain([Cause(CauseKind.DECIDING, f"{text}: the storage of the state directory is slow or not there")])
     return explain_missing_acks(facts, checkpoint, missing)
 

@@ -13,6 +13,7 @@ from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, find_bottleneck, 
 from holdfast.coordinator.explain.facts import Facts, median_of, phase_of, phases_of, share_text, shown, size_text, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Phase
 from holdfast.coordinator.views import CheckpointView, SubtaskCheckpointView
+from holdfast.statebackends.layout import METADATA_NAME
 
 STALE_MS = 30_000
 """A checkpoint that ended longer ago was held up by what the last second may not show any more."""
@@ -102,7 +103,7 @@ def _beside(facts: Facts, checkpoint: CheckpointView, phase: Phase) -> str:
 
 
 def _decide(facts: Facts, checkpoint: CheckpointView) -> Cause:
-    text = f"the write of its _metadata took {time_text(checkpoint.decide_ms)} behind the last acknowledgement"
+    text = f"the write of its {METADATA_NAME} took {time_text(checkpoint.decide_ms)} behind the last acknowledgement"
     usual = _beside(facts, checkpoint, Phase.DECIDE)
     return Cause(CauseKind.SLOW_DECIDE, f"{text}{usual}: the storage of the state directory is slow, or the coordinator is")
 

@@ -255,8 +255,11 @@ def test_heartbeats_and_what_they_show(worker: Worker, client: RestClient) -> No
     metrics = (SubtaskMetrics(SOURCE, 0, records_out=7), SubtaskMetrics(SINK, 0, records_in=7))
     answer = worker.post("/0/heartbeat", Heartbeat(0, worker.session, worker.attempt, metrics), dict)
     assert answer == {"epoch": worker.epoch}
-    job = client.job(worker.accepted.job_id)
-    assert [vertex["metrics"]["write-records"] for vertex in job["vertices"]] == [7, 0]
+
+    def written() -> list[int]:
+        return [vertex["metrics"]["write-records"] for vertex in client.job(worker.accepted.job_id)["vertices"]]
+
+    eventually("a view with the counts", lambda: written() == [7, 0] or None)
     shown = client.workers(worker.accepted.job_id)
     assert [(each["slot"], each["registered"], each["nonce"]) for each in shown["workers"]] == [(0, True, worker.nonce)]
 

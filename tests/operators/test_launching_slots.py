@@ -94,7 +94,7 @@ class Cluster:
             raise self.refusal
         slots = submission.graph.slots_required
         named = {"job_id": "job", "submission": 1, "restored_checkpoint_id": 0, "directory": "", "directory_nonce": ""}
-        return SimpleNamespace(notes=(), slots=slots, **named)
+        return SimpleNamespace(notes=(), slots=slots, worker_token="", **named)
 
 
 def test_a_job_whose_workers_are_just_starting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
