@@ -204,15 +204,25 @@ def _index() -> dict[tuple[str, int], list[_Rule]]:
 
 
 _INDEX = _index()
+_DIALECT = frozenset(path.split("/")[1] for _, path, _ in _RULES)
+"""First segments of paths that routes have: no file of Flink's UI begins so."""
+
+
+def is_plain(path: str) -> bool:
+    """Whether a decoded path is free of control characters. Routes are regular expressions, whose `$` also matches in front of a
+    line break at the end: such a path would be one for the table and another one for the router."""
+    return not any(character < " " or character == "\x7f" for character in path)
 
 
 def classify(method: str, path: str) -> Classified | None:
     """What a request asks for; None if no rule names it."""
+    if not is_plain(path):
+        return None
     bare = path.removeprefix("/v1") if path.startswith("/v1/") else path.removeprefix("/flink")
     segments = tuple(bare.split("/")[1:])
     for rule in _INDEX.get((method, len(segments)), ()):
         if rule.matches(segments):
             return Classified(rule.access, segments[rule.job_at] if rule.job_at >= 0 else ANY_JOB, rule.is_job_in_body)
-    if (method == "GET" and path.startswith("/flink/")) or path == "/flink":
+    if method == "GET" and (path == "/flink" or (path.startswith("/flink/") and segments[0] not in _DIALECT)):
         return Classified(Access.VIEW, ANY_JOB, is_job_in_body=False)  # the pages of Flink's UI, which know nothing
     return None

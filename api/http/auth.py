@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.api.access.audit import Noted
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import HERE, Authenticator
-from holdfast.api.access.roles import ANY_JOB, Access, Caller, Classified, classify
+from holdfast.api.access.roles import ANY_JOB, Access, Caller, Classified, classify, is_plain
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
 from holdfast.api.errors import encode_error, status_of
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
-from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError
+from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError, NotFoundError
 
 OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token; they reveal nothing about jobs."""
@@ -66,7 +66,10 @@ class CheckAccess:
 
 
 def check_request(caller: Caller, method: str, path: str) -> None:
-    """Raise AccessDeniedError unless the caller may make a request. What no rule names is for administrators alone."""
+    """Raise AccessDeniedError unless the caller may make a request, NotFoundError for a path that no route may have. What no rule
+    names is for administrators alone."""
+    if not is_plain(path):
+        raise NotFoundError("no path has control characters")
     access, job_id, is_job_in_body = classify(method, path) or Classified(Access.ADMINISTER, ANY_JOB, is_job_in_body=False)
     if not caller.may(access):
         text = f"a token of role {caller.role} may not {access}: {method} {path[:_CHARACTERS_SHOWN_MAX]}"

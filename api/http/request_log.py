@@ -48,14 +48,14 @@ def _changes(scope: Scope) -> bool:
 
 
 class LogChanges:
-    """Runs after the token check: a refused request changed nothing."""
+    """Runs after the token check: a refused request changed nothing, and neither did one to an open path, which has no caller."""
 
     def __init__(self, app: ASGIApp, *, audit: AuditLog) -> None:
         self._app = app
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _changes(scope) or "/workers/" in scope["path"]:
+        if scope["type"] != "http" or CALLER not in scope or not _changes(scope) or "/workers/" in scope["path"]:
             await self._app(scope, receive, send)
             return
         answered = False

@@ -20,10 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import Authenticator
+from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.flink.web_interface import WebInterface
-from holdfast.api.http.auth import OPEN_PATHS, CheckAccess
+from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
@@ -135,7 +136,11 @@ async def _typed_error(request: Request, error: Exception) -> Response:
 
 
 def _note_unreachable(request: Request, error: NotLeaderError) -> None:
-    """A client that is being sent to a leader reports in a header that this leader did not answer it."""
+    """A client that is being sent to a leader reports in a header that this leader did not answer it. The job is led from here
+    then, which is a change: nobody's who may only look."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is None or not (caller.may(Access.OPERATE) or caller.may(Access.WORK)):
+        return
     epoch, job_id = request.headers.get(UNREACHABLE_HEADER, ""), error.job
     if job_id is not None and epoch.isdecimal() and len(epoch) <= EPOCH_DIGITS_MAX:
         request.app.state.service.leader_unreachable(job_id, int(epoch))
