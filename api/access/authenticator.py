@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -17,16 +19,19 @@ from anyio import CapacityLimiter, to_thread
 from holdfast.api.access import issued, worker_tokens
 from holdfast.api.access.issued import TokenRecord
 from holdfast.api.access.roles import ANY_JOB, Caller, Role
-from holdfast.statebackends.errors import AuthenticationError, InvalidConfigError, StorageUnavailableError
+from holdfast.statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import Flow, Storage, T, run_flow
+from holdfast.statebackends.storage.port import FileFacts, Flow, Storage, T, run_flow
 
 log = logging.getLogger("holdfast.auth")
 
 READ_EVERY_S = 2.0
 """Age of the records from which on they are read again: with READ_TIMEOUT_S below the 5 s in which a revoked token ends."""
 READ_TIMEOUT_S = 2.5
+RETRY_EVERY_S = 0.5
+"""Pause behind a reading that failed: made-up tokens must not cause one each."""
 _CREDENTIAL_BYTES_MAX = 8_192
+_UNKNOWN = "the state directory can't be read: whose the token is can't be told"
 
 ADMIN = Caller(Role.ADMIN, credential="token")
 HERE = Caller(Role.ADMIN, credential="no token")
@@ -45,7 +50,11 @@ class Authenticator:
         self._key: str | None = None
         self._records: Mapping[str, TokenRecord] = {}
         self._read_s: float | None = None
+        self._known: Mapping[FileFacts, TokenRecord] = {}
         self._damaged: tuple[str, ...] = ()
+        self._publishing = threading.Lock()
+        self._failed_s: dict[str, float] = {}
+        """When which work on storage failed last."""
         self._reading = asyncio.Lock()
         self._one_thread = CapacityLimiter(1)
         """For a storage that hangs: further callers wait for the thread that hangs, and none of them takes one of its own."""
@@ -72,10 +81,7 @@ class Authenticator:
         return found
 
     async def _issued(self, token: str) -> Caller | None:
-        if not self._is_fresh():
-            async with self._reading:
-                if not self._is_fresh():
-                    await self._in_time(self._read)
+        await self._in_time(self._read, self._is_fresh)
         record = self._records.get(issued.token_id_of(token))
         if record is None or not issued.matches(record, token):
             return None
@@ -87,19 +93,29 @@ class Authenticator:
         return self._read_s is not None and self._monotonic_s() - self._read_s < READ_EVERY_S
 
     async def _worker_key(self) -> str:
-        if self._key is None:
-            async with self._reading:
-                await self._in_time(self._open_key)
+        await self._in_time(self._open_key, lambda: self._key is not None)
         assert self._key is not None
         return self._key
 
-    async def _in_time(self, work: Callable[[], object]) -> None:
-        """Work on storage, in a thread. Raises StorageUnavailableError where it takes too long; its outcome is not lost then."""
+    async def _in_time(self, work: Callable[[], object], is_done: Callable[[], bool]) -> None:
+        """Work on storage, in a thread, unless it is done. Raises StorageUnavailableError where it fails or takes too long, waiting
+        for the work of others included; its outcome is not lost then. What storage says is not for a caller that nobody knows."""
+        if is_done():
+            return
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(READ_TIMEOUT_S), self._reading:
+                if is_done():
+                    return
+                if self._monotonic_s() - self._failed_s.get(work.__name__, -math.inf) < RETRY_EVERY_S:
+                    raise StorageUnavailableError(_UNKNOWN)
                 await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one_thread)
         except TimeoutError as error:
             raise StorageUnavailableError("the state directory does not answer: whose the token is can't be told") from error
+        except HoldfastError as error:
+            if str(error) != _UNKNOWN:
+                self._failed_s[work.__name__] = self._monotonic_s()
+                log.warning("whose a token is can't be told: %s", error)
+            raise StorageUnavailableError(_UNKNOWN) from error
 
     # ------------------------------------------------------------------------------------------------------ any thread
 
@@ -114,12 +130,22 @@ class Authenticator:
         return self._key
 
     def _read(self) -> None:
+        """Two may run at a time: the one that began later counts, or a token that was just revoked would be back."""
         began_s = self._monotonic_s()
-        records, damaged = self._run(issued.read_tokens())
-        if damaged != self._damaged:
-            for problem in damaged:
-                log.warning("an issued token is refused: %s", problem)
-        self._records, self._damaged, self._read_s = records, damaged, began_s
+        known, damaged = self._run(issued.read_tokens(self._known))
+        with self._publishing:
+            if self._read_s is not None and began_s < self._read_s:
+                return
+            if damaged != self._damaged:
+                for problem in damaged:
+                    log.warning("an issued token is refused: %s", problem)
+            self._records = {record.token_id: record for record in known.values()}
+            self._known, self._damaged, self._read_s = known, damaged, began_s
+
+    def prepare(self) -> None:
+        """Open what `worker_token` needs. Raises CorruptStateError, StorageUnavailableError: before a job is begun for nothing."""
+        if self.has_token:
+            self._open_key()
 
     def worker_token(self, job_id: str, submission: int) -> str:
         """The token of a submission's workers; empty where the service needs none."""

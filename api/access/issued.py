@@ -17,7 +17,7 @@ from holdfast.api.access.roles import ANY_JOB, Caller, Role
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import TOKENS_FOLDER, token_path
-from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFolder, PutIfAbsent, ReadFile
+from holdfast.statebackends.storage.port import DeleteFile, DescribeFiles, FileFacts, Flow, ListFolder, PutIfAbsent, ReadFile
 
 RECORD_VERSION = 1
 
@@ -44,7 +44,7 @@ class TokenRecord(msgspec.Struct, frozen=True):
     job_id: str
     """The only job that it is for; empty: all."""
     created_ms: int
-    expires_ms: int
+    expires_ms: Annotated[int, msgspec.Meta(ge=0)]
     """0: never."""
     secret_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the secret."""
@@ -111,20 +111,21 @@ def revoke_token(token_id: str) -> Flow[None]:
     yield DeleteFile(token_path(token_id))
 
 
-def read_tokens() -> Flow[tuple[Mapping[str, TokenRecord], tuple[str, ...]]]:
-    """The records by id, and what is wrong with those that can't be read: nobody gets in by them."""
-    found: dict[str, TokenRecord] = {}
+def read_tokens(known: Mapping[FileFacts, TokenRecord]) -> Flow[tuple[Mapping[FileFacts, TokenRecord], tuple[str, ...]]]:
+    """The records by their files, and what is wrong with those that can't be read: nobody gets in by them. `known`: of an earlier
+    reading; a file that is unchanged is not read again, so that a reading costs one listing, however many tokens there are."""
+    found: dict[FileFacts, TokenRecord] = {}
     damaged: list[str] = []
-    for name in (yield ListFolder(TOKENS_FOLDER))[:TOKENS_MAX]:
-        path = f"{TOKENS_FOLDER}/{name}"
+    for facts in (yield DescribeFiles(TOKENS_FOLDER))[:TOKENS_MAX]:
+        if facts in known:
+            found[facts] = known[facts]
+            continue
         try:
-            record = decode_token((yield ReadFile(path, 0, _RECORD_BYTES_MAX + 1)), path)
+            found[facts] = decode_token((yield ReadFile(facts.path, 0, _RECORD_BYTES_MAX + 1)), facts.path)
         except ObjectMissingError:
             continue  # revoked since the folder was listed
         except CorruptStateError as error:
             damaged.append(error.message)
-            continue
-        found[record.token_id] = record
     return found, tuple(damaged)
 
 

@@ -63,6 +63,7 @@ def _check_job(request: Request, submission: Submission) -> None:
 
 
 def _submit(service: Coordinator, authenticator: Authenticator, submission: Submission) -> SubmissionAccepted:
+    authenticator.prepare()
     accepted = service.submit(submission)
     return msgspec.structs.replace(accepted, worker_token=authenticator.worker_token(accepted.job_id, accepted.submission))
 

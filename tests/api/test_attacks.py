@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.api.access.audit_log import read_audit
+from holdfast.api.access import authenticator as authenticators
+from holdfast.api.access import issued
+from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import classify
-from holdfast.statebackends.errors import NotLeaderError
-from tests.api.fakes import JOB, FakeCoordinator, Served, serving
+from holdfast.statebackends.errors import AuthenticationError, NotLeaderError, StorageUnavailableError
+from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DescribeFiles, run_flow
+from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_graph, serving
 from tests.api.test_access import issue, status
 from tests.api.test_web_interface import make_jar
 
@@ -60,3 +70,84 @@ def test_a_viewer_takes_no_job_from_its_leader(service: Served, fake: FakeCoordi
         answer = service.request("GET", f"/v1/jobs/{JOB}", token=token, headers={"X-Holdfast-Unreachable": "4"})
         assert answer.status == 503
         assert len([call for call in fake.calls if call[0] == "leader_unreachable"]) == told
+
+
+# ------------------------------------------------------------------------------------------------------ the state directory
+
+
+def bearer(token: str) -> bytes:
+    return f"Bearer {token}".encode()
+
+
+def test_a_slow_reading_brings_no_revoked_token_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Authenticator(str(tmp_path), TOKEN)
+    token, record = known.issue("viewer", name="")
+    read, is_first = issued.read_tokens, [True]
+
+    def slow(*arguments: Any) -> Any:
+        found = yield from read(*arguments)
+        if is_first:
+            is_first.clear()
+            known.revoke(record.token_id)  # while this reading is under way, which has seen it
+        return found
+
+    monkeypatch.setattr(issued, "read_tokens", slow)
+    known.tokens()
+    with pytest.raises(AuthenticationError):
+        asyncio.run(known.caller_of(bearer(token)))
+
+
+def test_made_up_tokens_wait_together_for_a_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authenticators, "READ_TIMEOUT_S", 0.3)
+    known = Authenticator(str(tmp_path), TOKEN)
+    released = threading.Event()
+    monkeypatch.setattr(known, "_run", lambda flow: released.wait(20))
+
+    async def flood() -> float:
+        began = time.monotonic()
+        asked = (known.caller_of(bearer(f"hft_{number}_x")) for number in range(50))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        took_s = time.monotonic() - began
+        released.set()
+        assert all(isinstance(answer, StorageUnavailableError) for answer in answers)
+        return took_s
+
+    assert asyncio.run(flood()) < 5, "one after the other takes 15 s"
+
+
+def test_what_storage_says_is_not_for_strangers_and_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Authenticator(str(tmp_path), TOKEN, monotonic_s=lambda: 7.0)
+    asked = []
+
+    def fail(flow: Any) -> Any:
+        asked.append(flow)
+        raise StorageUnavailableError("s3://secret-bucket does not answer", path="/secret")
+
+    monkeypatch.setattr(known, "_run", fail)
+    for token in ("hft_1_x", "hft_2_x", "hft_3_x"):
+        with pytest.raises(StorageUnavailableError) as refused:
+            asyncio.run(known.caller_of(bearer(token)))
+        assert "secret" not in f"{refused.value} {refused.value.fields}"
+    assert len(asked) == 1
+
+
+def test_a_record_is_read_once(tmp_path: Path) -> None:
+    known = Authenticator(str(tmp_path), TOKEN)
+    for _ in range(3):
+        known.issue("viewer", name="")
+    records, _ = run_flow(issued.read_tokens({}), open_storage(str(tmp_path)))
+    (tmp_path / TOKENS_FOLDER / f"{'a' * 16}.json").mkdir()
+    flow = issued.read_tokens(records)
+    assert isinstance(next(flow), DescribeFiles)
+    with pytest.raises(StopIteration) as ended:
+        flow.send(list(records))
+    assert ended.value.value == (records, ())
+    assert len(known.tokens()) == 3, "a folder in the place of a record stops nobody"
+
+
+def test_a_submission_without_a_key_for_its_workers_begins_no_job(service: Served, fake: FakeCoordinator, tmp_path: Path) -> None:
+    (tmp_path / WORKER_KEY_FILE).parent.mkdir(exist_ok=True)
+    (tmp_path / WORKER_KEY_FILE).write_text("junk")
+    body = msgspec.json.encode({"graph": msgspec.to_builtins(make_graph(NAME))})
+    assert service.request("POST", "/v1/jobs", body).status == 400
+    assert fake.calls == []
