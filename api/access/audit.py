@@ -114,6 +114,11 @@ class AuditRecorder:
         kind = "refused" if noted.is_refused else "request"
         self._add(AuditLine(self._number, self._last, wall_ms, kind, role=noted.role, status=noted.status, **texts), now_ms)
 
+    def count(self, *, refusals: int, dropped: int) -> None:
+        """Add to what is counted and not recorded."""
+        self._refusals_hidden += refusals
+        self._dropped += dropped
+
     def _roll_window(self, now_ms: int, wall_ms: int) -> None:
         if now_ms - self._window_ms >= REFUSALS_EVERY_MS:
             self._window_ms, self._refused = now_ms, 0

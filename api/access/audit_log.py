@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from holdfast.api.access.audit import (
+    REFUSALS_MAX,
     WRITE_EVERY_MS,
     AuditLine,
     AuditRecorder,
@@ -47,8 +48,10 @@ class AuditLog:
         self._location = location
         self._lock = threading.Lock()
         self._recorder: AuditRecorder | None = None
-        self._noted: list[Noted] = []
-        """Before the ends of other chains are known."""
+        self._noted: list[tuple[Noted, int]] = []
+        """Before the ends of other chains are known, each with its time."""
+        self._refusals = self._refusals_hidden = self._dropped = 0
+        """Of them: refusals among these, and what is only counted."""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_failing = False
@@ -58,11 +61,29 @@ class AuditLog:
         with self._lock:
             if self._recorder is not None:
                 self._recorder.note(noted, now_ms=_now_ms(), wall_ms=_wall_ms())
-            elif len(self._noted) < NOTED_MAX:
-                self._noted.append(noted)
+            else:
+                self._keep(noted)
             if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(target=self._run, name="holdfast-audit", daemon=True)
-                self._thread.start()
+                self._begin_thread()
+
+    def _keep(self, noted: Noted) -> None:
+        """Refusals must not take the place of changes: anybody can cause them, and a storage may be down for long."""
+        if noted.is_refused and self._refusals >= REFUSALS_MAX:
+            self._refusals_hidden += 1
+        elif len(self._noted) >= NOTED_MAX:
+            self._dropped += 1
+        else:
+            self._refusals += noted.is_refused
+            self._noted.append((noted, _wall_ms()))
+
+    def _begin_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="holdfast-audit", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads: the next request tries again
+            log.warning("the audit log can't be written, and waits: %s", error)
+            return
+        self._thread = thread
 
     def close(self) -> None:
         """Write what waits, for FLUSH_S at most. Idempotent."""
@@ -80,9 +101,11 @@ class AuditLog:
                 storage = storage or open_storage(self._location)
                 self._write(storage, is_last=is_last)
                 self._is_failing = False
-            except HoldfastError as error:
+            except Exception as error:  # whatever it is, later lines are tried again: nothing else starts this thread anew
                 if not self._is_failing:
-                    log.warning("the audit log can't be written, and waits: %s", error)
+                    log.warning(
+                        "the audit log can't be written, and waits: %s", error, exc_info=not isinstance(error, HoldfastError)
+                    )
                 self._is_failing = True
             if is_last:
                 return
@@ -98,9 +121,11 @@ class AuditLog:
 
     def _begin(self, heads: Mapping[str, str]) -> None:
         with self._lock:
-            recorder = AuditRecorder(secrets.token_hex(8), heads, now_ms=_now_ms(), wall_ms=_wall_ms())
-            for noted in self._noted:
-                recorder.note(noted, now_ms=_now_ms(), wall_ms=_wall_ms())
+            began_ms = self._noted[0][1] if self._noted else _wall_ms()
+            recorder = AuditRecorder(secrets.token_hex(8), heads, now_ms=_now_ms(), wall_ms=began_ms)
+            for noted, wall_ms in self._noted:
+                recorder.note(noted, now_ms=_now_ms(), wall_ms=wall_ms)
+            recorder.count(refusals=self._refusals_hidden, dropped=self._dropped)
             self._noted.clear()
             self._recorder = recorder
 

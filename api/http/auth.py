@@ -51,7 +51,7 @@ class CheckAccess:
                 check_request(caller, scope["method"], scope["path"])
             except HoldfastError as error:
                 if isinstance(error, AuthenticationError | AccessDeniedError):
-                    self._audit.note(_refused(scope, status_of(error)))
+                    self._audit.note(refused(scope, status_of(error)))
                 await _refuse(error, send)
                 return
             prove(scope, CallerKind.CLIENT)
@@ -85,7 +85,8 @@ def confine(caller: Caller, access: Access, job_id: str) -> None:
         raise AccessDeniedError(text, role=caller.role.value, needed=access.value, job=caller.job_id)
 
 
-def _refused(scope: Scope, status: int) -> Noted:
+def refused(scope: Scope, status: int) -> Noted:
+    """The line of the audit log about a refused request."""
     caller: Caller | None = scope.get(CALLER)
     client = scope.get("client")
     return Noted(

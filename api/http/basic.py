@@ -11,7 +11,9 @@ import binascii
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.errors import ForeignOriginError, encode_error
+from holdfast.api.access.audit_log import AuditLog
+from holdfast.api.errors import ForeignOriginError, encode_error, status_of
+from holdfast.api.http.auth import refused
 
 BROWSER_PATHS = "/flink/"
 """Below it are the pages of Flink's UI: a browser that is refused there asks for the password."""
@@ -26,8 +28,10 @@ class BasicAsBearer:
     """ASGI middleware in front of the token check: makes a bearer token of a password. 403 for a change that a page elsewhere asks
     for with it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, audit: AuditLog) -> None:
+        """`audit` gets what is refused."""
         self._app = app
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,6 +40,7 @@ class BasicAsBearer:
         password = _password(_header(scope, b"authorization"))
         if password is not None:
             if scope["method"] not in _SAFE and not _is_of_this_service(scope, unsaid=True):
+                self._audit.note(refused(scope, status_of(_foreign())))
                 await _refuse(send)
                 return
             others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]

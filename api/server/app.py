@@ -109,7 +109,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
     app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
-    app.add_middleware(BasicAsBearer)
+    app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(NotModifiedError, not_modified)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from holdfast.api.access import audit
+from holdfast.api.access import audit_log as audit_logs
 from holdfast.api.access.audit import AuditRecorder, AuditReport, AuditVerifier, FileReady, Noted, in_order
 from holdfast.api.access.audit_log import AuditLog, read_audit, verify_audit
 from holdfast.api.cli.main import app
@@ -248,6 +251,49 @@ def test_a_storage_that_fails_holds_no_request_up(tmp_path: Path, caplog: pytest
         log.note(STOP)
     log.close()
     assert caplog.text.count("the audit log can't be written") == 1
+
+
+def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_logs, "_wall_ms", lambda: 5_000)
+    log = AuditLog(str(tmp_path))
+    (tmp_path / "_service").write_text("no folder")
+    for _ in range(audit_logs.NOTED_MAX + audit.REFUSALS_MAX):
+        log.note(REFUSED)
+    for _ in range(audit_logs.NOTED_MAX):
+        log.note(STOP)
+    monkeypatch.setattr(audit_logs, "_wall_ms", lambda: 9_000_000)
+    (tmp_path / "_service").unlink()
+    log.close()
+    lines = read_audit(str(tmp_path))
+    assert [line.time_ms for line in lines if line.request == "stop"] == [5_000] * (audit_logs.NOTED_MAX - audit.REFUSALS_MAX)
+    assert sum(line.kind == "refused" for line in lines) == audit.REFUSALS_MAX
+    assert {line.count for line in lines if line.kind == "dropped"} == {audit.REFUSALS_MAX}
+
+
+def test_an_unexpected_failure_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, failed = audit_logs.open_storage, threading.Event()
+
+    def fail_once(location: str) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("out of descriptors")
+        return opened(location)
+
+    monkeypatch.setattr(audit_logs, "open_storage", fail_once)
+    monkeypatch.setattr(audit_logs, "WRITE_EVERY_MS", 1)
+    log = AuditLog(str(tmp_path))
+    log.note(STOP)
+    assert failed.wait(10)
+    log.close()
+    assert [line.request for line in read_audit(str(tmp_path))] == ["", "stop"]
+
+
+def test_a_change_that_a_foreign_page_asks_for_is_on_record(tmp_path: Path) -> None:
+    password = base64.b64encode(f"any:{TOKEN}".encode()).decode()
+    with serving(FakeCoordinator(), tmp_path) as served:
+        headers = {"Authorization": f"Basic {password}", "Origin": "http://elsewhere"}
+        assert served.http.request("POST", f"{served.url}/v1/jobs/{JOB}/stop", headers=headers).status == 403
+    assert [(line.kind, line.status) for line in read_audit(str(tmp_path))] == [("started", 0), ("refused", 403)]
 
 
 # ------------------------------------------------------------------------------------------------------ command line
