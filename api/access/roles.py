@@ -55,6 +55,8 @@ class Caller:
     """The only job that it may ask for; ANY_JOB: all."""
     credential: str = "token"
     """Name of the credential in logs, never the credential itself."""
+    submission: int = 0
+    """The only submission whose workers it speaks for; 0: all."""
 
     def may(self, access: Access) -> bool:
         return access in _ALLOWED[self.role]

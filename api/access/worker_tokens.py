@@ -53,4 +53,4 @@ def read_worker_token(key: str, token: str) -> Caller | None:
         return None
     if not hmac.compare_digest(proof.encode("utf-8", "replace"), _proof(key, job_id, int(number)).encode()):
         return None
-    return Caller(Role.WORKER, job_id, f"worker token of submission {int(number)}")
+    return Caller(Role.WORKER, job_id, f"worker token of submission {int(number)}", int(number))

@@ -42,10 +42,11 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def aggregate(found: Iterable[Mapping[str, str]], names: Iterable[str], wanted: Iterable[Aggregation]) -> list[AggregatedMetric]:
     """Numbers by name, over the things that have told them; names that nothing has told a number of are left out."""
     things, chosen = list(found), set(wanted)
+    told = {name for each in things for name in each}  # thousands of names that nothing has told must not be looked for everywhere
     return [
         _aggregated(name, values, chosen)
         for name in dict.fromkeys(names)
-        if (values := [number for each in things if name in each and (number := _number(each[name])) is not None])
+        if name in told and (values := [number for each in things if name in each and (number := _number(each[name])) is not None])
     ]
 
 

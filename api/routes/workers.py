@@ -12,7 +12,9 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from holdfast.api.access.roles import Access, Caller
 from holdfast.api.flink import schemas
+from holdfast.api.http.auth import CALLER
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.routes.command_stream import MEDIA_TYPE, CommandStream
@@ -33,7 +35,7 @@ from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.coordinator.totals import NOTHING
 from holdfast.coordinator.views import JobView, WorkerView
-from holdfast.statebackends.errors import InvalidConfigError, RecoveringError
+from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, RecoveringError
 
 REGISTRATION_TIMEOUT_S = 8.0
 """Seconds that a registration waits for a job that is just being recovered: a worker gives up after ten."""
@@ -182,6 +184,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     """Register a worker with its full state; the answer is the full state that it should have."""
     message = await read_record(request, RegisterWorker, REGISTRATION)
     _match("job_id", message.job_id, job_id)
+    _check_submission(request, message.submission)
     try:
         async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
             registered = await asyncio.wrap_future(service.register_async(message))
@@ -241,6 +244,15 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
     return LeaderEpoch(epoch=epoch)
+
+
+def _check_submission(request: Request, submission: int) -> None:
+    """Raise AccessDeniedError for a worker that registers for another submission than its token is for: an old token must not
+    take slots of what was submitted since. Later requests need the session that a registration has opened."""
+    caller: Caller = request.scope[CALLER]
+    if caller.submission not in (0, submission):
+        text = f"the token is for workers of submission {caller.submission}, not of {submission}"
+        raise AccessDeniedError(text, role=caller.role.value, needed=Access.WORK.value, job=caller.job_id)
 
 
 def _match(name: str, in_body: Any, in_path: Any) -> None:

@@ -35,6 +35,9 @@ PAGE_BYTES_MAX = 4 << 20
 
 PAGE_RECORDS_MAX = 1_000
 
+PAGE_FILES_MAX = 1_000
+"""Files that one page is read from: small ones of a storage that takes its time for each. No fewer than its records."""
+
 _FILE_BYTES_MAX = WRITE_BYTES + LINE_BYTES_MAX
 
 _LAST_STATES = frozenset({"FINISHED", "CANCELED", "FAILED", "SUSPENDED"})
@@ -133,7 +136,8 @@ def read_history(paths: JobPaths, query: HistoryQuery, now_ms: int) -> Flow[Hist
         size += len(content or b"")
         if not _take(paths, files[index], content, query, found):
             return _page(found, more=True, now_ms=now_ms)
-        if size >= PAGE_BYTES_MAX and index + 1 < len(files):
+        is_enough = size >= PAGE_BYTES_MAX or index + 1 - start >= PAGE_FILES_MAX
+        if is_enough and index + 1 < len(files) and found.last != query.after:  # a page that led no further would be asked for ever
             return _page(found, more=True, now_ms=now_ms)
     return _page(found, more=False, now_ms=now_ms)
 
@@ -150,7 +154,7 @@ def _read_newest(paths: JobPaths, files: Sequence[tuple[int, int]], query: Histo
         alone = _Found()
         _take(paths, name, content, wanted, alone)
         count += len(alone.entries)
-        if count >= query.limit or size >= PAGE_BYTES_MAX:
+        if count >= query.limit or size >= PAGE_BYTES_MAX or len(contents) >= PAGE_FILES_MAX:
             break
     found = _Found()
     if contents and len(contents) < len(files):
@@ -185,7 +189,11 @@ def _take(
     epoch, first = name
     path = paths.history(epoch, first)
     if len(content) > _FILE_BYTES_MAX:
-        found.damage.append(HistoryDamage(path, 0, f"larger than {_FILE_BYTES_MAX} bytes"))
+        place = Position(epoch, first)
+        if query.after is None or query.after < place:
+            found.damage.append(HistoryDamage(path, 0, f"larger than {_FILE_BYTES_MAX} bytes"))
+            _note_gap(found, place)
+            found.last, found.is_closed = place, False
         return True
     for number, line in _lines(content, first):
         place = Position(epoch, number)

@@ -341,7 +341,7 @@ def test_forged_worker_tokens(forged: str) -> None:
 def test_a_worker_token_is_for_one_job_and_submission() -> None:
     key = "ab" * 32
     good = worker_tokens.worker_token(key, JOB, 1)
-    assert worker_tokens.read_worker_token(key, good) == Caller(Role.WORKER, JOB, "worker token of submission 1")
+    assert worker_tokens.read_worker_token(key, good) == Caller(Role.WORKER, JOB, "worker token of submission 1", 1)
     assert worker_tokens.read_worker_token("cd" * 32, good) is None
     assert worker_tokens.read_worker_token(key, good.replace(JOB, OTHER_JOB)) is None
     assert worker_tokens.read_worker_token(key, good.replace("_1_", "_2_")) is None

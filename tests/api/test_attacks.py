@@ -16,6 +16,8 @@ from holdfast.api.access import authenticator as authenticators
 from holdfast.api.access import issued
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import classify
+from holdfast.api.flink import aggregates
+from holdfast.api.routes import vertices
 from holdfast.statebackends.errors import AuthenticationError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE
 from holdfast.statebackends.storage.locations import open_storage
@@ -23,6 +25,7 @@ from holdfast.statebackends.storage.port import DescribeFiles, run_flow
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_graph, serving
 from tests.api.test_access import issue, status
 from tests.api.test_web_interface import make_jar
+from tests.api.test_workers import REGISTER
 
 
 @pytest.fixture
@@ -151,3 +154,38 @@ def test_a_submission_without_a_key_for_its_workers_begins_no_job(service: Serve
     body = msgspec.json.encode({"graph": msgspec.to_builtins(make_graph(NAME))})
     assert service.request("POST", "/v1/jobs", body).status == 400
     assert fake.calls == []
+
+
+# --------------------------------------------------------------------------------------------------------- old workers
+
+
+def test_a_worker_of_an_old_submission_registers_for_no_newer_one(service: Served, fake: FakeCoordinator, tmp_path: Path) -> None:
+    old = Authenticator(str(tmp_path), TOKEN).worker_token(JOB, 1)
+    for submission, wanted in ((1, 200), (2, 403), (2**62, 403)):
+        body = msgspec.json.encode(msgspec.structs.replace(REGISTER, submission=submission))
+        assert service.request("POST", f"/v1/jobs/{JOB}/workers/register", body, token=old).status == wanted
+    assert [call[0] for call in fake.calls] == ["register"]
+
+
+# ----------------------------------------------------------------------------------------------------------- long lists
+
+
+def test_ranges_of_subtasks_that_overlap_are_taken_once() -> None:
+    assert vertices._chosen("5,0-2,1-3,9-8,0") == {0, 1, 2, 3, 5}
+    began = time.process_time()
+    assert len(vertices._chosen(",".join(["0-99999"] * 2_000))) == 100_000
+    assert time.process_time() - began < 5, "one by one they take minutes"
+
+
+def test_names_that_nothing_has_told_are_looked_for_once() -> None:
+    class Counting(dict[str, str]):
+        asked = 0
+
+        def __contains__(self, key: object) -> bool:
+            Counting.asked += 1
+            return super().__contains__(key)
+
+    things = [Counting(a="1") for _ in range(100)]
+    found = aggregates.aggregate(things, [*map(str, range(1_000)), "a"], ["sum"])
+    assert [(each.id, each.sum) for each in found] == [("a", 100.0)]
+    assert Counting.asked == len(things)

@@ -161,6 +161,32 @@ def test_page_is_read_from_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyP
     assert (page.entries, page.more, page.next) == ((), True, "1-20")
 
 
+def test_page_is_read_from_a_bounded_number_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    for first in range(1, 101):
+        put(storage, 1, first, lines(first, 1))
+    monkeypatch.setattr(store, "PAGE_FILES_MAX", 20)
+    page = read(storage, kinds=frozenset({"nothing"}))
+    assert (page.entries, page.more, page.next) == ((), True, "1-20")
+    assert places(read(storage, newest=True, limit=50)) == [(1, number) for number in range(81, 101)]
+
+
+def test_files_that_are_too_large_do_not_keep_a_reader_in_front_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    monkeypatch.setattr(store, "_FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(store, "PAGE_BYTES_MAX", 1_000)
+    for first in (1, 2, 3):
+        put(storage, 1, first, b"x" * 1_001)
+    put(storage, 1, 4, lines(4, 1))
+    after, pages = None, []
+    while not pages or pages[-1].more:
+        pages.append(read(storage, after=after))
+        after = parse_position(pages[-1].next)
+        assert len(pages) <= 4
+    assert places(pages[-1]) == [(1, 4)]
+    assert [each.path.rpartition("/")[2] for page in pages for each in page.damage] == ["1-1.jsonl", "1-2.jsonl", "1-3.jsonl"]
+
+
 @pytest.mark.parametrize("text", ["1", "-", "a-1", "1-", "1-2-3", "²-1", "9" * 50, "1-1\n"])
 def test_malformed_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError):
