@@ -29,13 +29,16 @@ from holdfast.api.routes.common import (
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
+from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport
+from holdfast.coordinator.restore.resolve import LATEST, LATEST_READABLE
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
+from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
@@ -56,10 +59,21 @@ async def submit(request: Request, service: Service) -> Response:
 
 
 def _check_job(request: Request, submission: Submission) -> None:
-    """Raise AccessDeniedError for a caller who is confined to another job, InvalidConfigError or GraphError for no job at all."""
+    """Raise AccessDeniedError for a caller who is confined to another job, or who names a snapshot that is not in the folder of its
+    own: others hold the rows of other jobs. Raises InvalidConfigError or GraphError for no job at all."""
     caller: Caller = request.scope[CALLER]
-    if caller.job_id != ANY_JOB:
-        confine(caller, Access.OPERATE, identify_job(submission))
+    if caller.job_id == ANY_JOB:
+        return
+    job_id = identify_job(submission)
+    confine(caller, Access.OPERATE, job_id)
+    named = submission.restore
+    if named is not None and named not in (LATEST, LATEST_READABLE) and not named.isdecimal():
+        own = SnapshotDirectories((f"{request.app.state.settings.location.rstrip('/')}/{job_id}",))
+        try:
+            own.confine(named)
+        except InvalidConfigError as error:
+            text = f"the token is for job {job_id} alone: it restores {LATEST!r}, or a snapshot in the folder of that job"
+            raise AccessDeniedError(text, role=caller.role.value, needed=Access.OPERATE.value, job=job_id) from error
 
 
 def _submit(service: Coordinator, authenticator: Authenticator, submission: Submission) -> SubmissionAccepted:

@@ -197,6 +197,33 @@ def test_a_confined_operator_submits_and_checks_its_job_alone(service: Served) -
         assert status(service, "POST", path, token, disguised) == 403
 
 
+def test_a_confined_operator_restores_what_is_in_the_folder_of_its_job(service: Served, state_dir: Path) -> None:
+    job_id, graph = derive_job_id(NAME), msgspec.to_builtins(make_graph(NAME))
+    token = issue(service, "operator", job=NAME)["token"]
+    own, foreign = state_dir / job_id / "chk-7", state_dir / OTHER_JOB / "chk-7"
+    for folder in (own, foreign):
+        folder.mkdir(parents=True)
+    (own.parent / "chk-8").symlink_to(foreign)
+    wanted = {
+        None: 202,
+        "latest": 202,
+        "latest-readable": 202,
+        "7": 202,
+        str(own): 202,
+        str(foreign): 403,
+        f"{own}/../../{OTHER_JOB}/chk-7": 403,
+        str(own.parent / "chk-8"): 403,
+        str(state_dir): 403,
+        "/etc": 403,
+        "s3://bucket/other": 403,
+        "": 403,
+    }
+    for restore, answer in wanted.items():
+        body = msgspec.json.encode({"graph": graph, "restore": restore})
+        assert status(service, "POST", "/v1/jobs", token, body) == answer, restore
+        assert status(service, "POST", "/v1/preflight", token, body) == (200 if answer == 202 else 403), restore
+
+
 def test_list_and_revoke(service: Served) -> None:
     kept, gone = issue(service, "viewer", name="grafana"), issue(service, "operator", name="ci", expires_in_ms=60_000)
     listed = service.json("GET", "/v1/tokens")["tokens"]
