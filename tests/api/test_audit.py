@@ -21,6 +21,7 @@ from holdfast.api.access.audit import AuditRecorder, AuditReport, AuditVerifier,
 from holdfast.api.access.audit_log import AuditLog, read_audit, verify_audit
 from holdfast.api.cli.main import app
 from holdfast.statebackends.layout import AUDIT_FOLDER, audit_path, is_directory_file, parse_audit_path
+from holdfast.statebackends.storage.locations import open_storage
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, serving
 
 STOP = Noted("stop", job=JOB, credential="token ci", role="operator", peer="10.0.0.7:1", status=202)
@@ -271,7 +272,7 @@ def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, m
 
 
 def test_an_unexpected_failure_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, failed = audit_logs.open_storage, threading.Event()
+    opened, failed = open_storage, threading.Event()
 
     def fail_once(location: str) -> Any:
         if not failed.is_set():

@@ -178,7 +178,8 @@ def test_files_that_are_too_large_do_not_keep_a_reader_in_front_of_them(monkeypa
     for first in (1, 2, 3):
         put(storage, 1, first, b"x" * 1_001)
     put(storage, 1, 4, lines(4, 1))
-    after, pages = None, []
+    after = None
+    pages: list[HistoryPage] = []
     while not pages or pages[-1].more:
         pages.append(read(storage, after=after))
         after = parse_position(pages[-1].next)
