@@ -23,6 +23,8 @@ class ServiceConfig:
     """Threads that recover jobs after a start, one job each at a time. At least 1."""
     cleanup_threads: int = 2
     """Threads that delete; no decision waits for a deletion. At least 1."""
+    history_threads: int = 2
+    """Threads that write histories of jobs, which nothing waits for. At least 1."""
     inbox_events_max: int = 10_000
     """Events that may wait for one job's thread; further callers block. At least 1."""
     call_timeout_ms: int = 30_000
@@ -40,7 +42,8 @@ class ServiceConfig:
         """Raise InvalidConfigError naming the first setting out of bounds."""
         if not self.state_directory.strip():
             raise InvalidConfigError("state_directory is empty", setting="state_directory")
-        for name in ("storage_threads", "recovery_threads", "cleanup_threads", "inbox_events_max", "call_timeout_ms", "jobs_max"):
+        threads = ("storage_threads", "recovery_threads", "cleanup_threads", "history_threads")
+        for name in (*threads, "inbox_events_max", "call_timeout_ms", "jobs_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
         if self.view_interval_ms < 0:

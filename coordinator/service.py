@@ -84,7 +84,12 @@ class CoordinatorService:
         self._recovery_storage: Storage = InTurn(self._storage) if shares_threads else self._storage
         """With many jobs read in parallel, further threads for the reads of each job cost more than they save."""
         self._rng = random.Random(config.seed)
-        self._runner = PoolRunner(self._storage, decision_threads=config.storage_threads, cleanup_threads=config.cleanup_threads)
+        self._runner = PoolRunner(
+            self._storage,
+            decision_threads=config.storage_threads,
+            cleanup_threads=config.cleanup_threads,
+            record_threads=config.history_threads,
+        )
         self._clock = clock = SystemClock()
         self._host = Dispatcher(
             config,

@@ -94,6 +94,9 @@ class _Flows:
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
         self._queue.add(lambda: run_flow(flow, self._storage), ended)
 
+    def record(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
+        self.run(flow, ended, cleanup=False)
+
 
 class _JobTurns:
     """Implements `holdfast.coordinator.dispatcher.threads.JobThread`: the turns are taken by LocalCoordinator.step."""

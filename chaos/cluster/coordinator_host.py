@@ -100,6 +100,7 @@ class CoordinatorHost:
         self._routed = RoutedStorage(storage)
         self._decisions = FlowPool(ports.kernel, process, storage, ports.injector, threads=8)
         self._cleanup = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
+        self._records = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
         rng = random.Random(ports.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         records = ports.kernel.streams.of(f"history/{process.name}").random() < HISTORY_SHARE
@@ -136,7 +137,8 @@ class CoordinatorHost:
     @property
     def is_at_rest(self) -> bool:
         """No flow is under way, and no job has a deadline."""
-        idle = self._decisions.is_idle and self._cleanup.is_idle and not (self.host.unrecovered or self.host.astray)
+        pools = (self._decisions, self._cleanup, self._records)
+        idle = all(pool.is_idle for pool in pools) and not (self.host.unrecovered or self.host.astray)
         return idle and all(service.next_deadline_ms() is None for service in self.services)
 
     def start(self) -> None:
@@ -181,6 +183,11 @@ class CoordinatorHost:
         """As holdfast.coordinator.dispatcher.threads.FlowRunner."""
         storage: Storage = self._routed
         (self._cleanup if cleanup else self._decisions).drive(flow, ended, storage)
+
+    def record(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
+        """As there."""
+        storage: Storage = self._routed
+        self._records.drive(flow, ended, storage)
 
     def _in_turn(self, job_id: str, flow: HostFlow[Any], ended: Ended) -> None:
         """Run a job's starts and takeovers one at a time, as its lock does. An empty id: the flow of no single job."""

@@ -85,7 +85,7 @@ class JobHistory:
 
     def _run(self, action: WriteHistory, ended: Callable[[WriteHistory, bool | None, BaseException | None], None]) -> None:
         flow = self._writer.write(action)
-        self._guarded(lambda: self._runner.run(flow, lambda stored, error: ended(action, stored, error), cleanup=True))
+        self._guarded(lambda: self._runner.record(flow, lambda stored, error: ended(action, stored, error)))
 
     def _ended(self, action: WriteHistory, stored: bool | None, error: BaseException | None) -> None:
         """A write has ended. From any thread."""

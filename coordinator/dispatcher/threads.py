@@ -31,6 +31,10 @@ class FlowRunner(Protocol):
         """Start a flow; never blocks. `ended(result, None)` or `ended(None, error)` follows once, from any thread, unless the
         process dies before. `cleanup` marks deletions: no decision may wait for them."""
 
+    def record(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
+        """As `run`, for what nothing waits for. No deletion may wait for it either: behind late deletions no periodic checkpoint
+        is taken."""
+
 
 class Turns(Protocol):
     """Turns that a job thread takes: those of `JobMasterRunner`."""
@@ -106,20 +110,25 @@ class SystemJobThread:
 
 
 class PoolRunner:
-    """Implements `FlowRunner` with two thread pools over one storage."""
+    """Implements `FlowRunner` with three thread pools over one storage."""
 
-    def __init__(self, storage: Storage, *, decision_threads: int, cleanup_threads: int) -> None:
+    def __init__(self, storage: Storage, *, decision_threads: int, cleanup_threads: int, record_threads: int) -> None:
         self._storage = storage
         self._decisions = ThreadPoolExecutor(decision_threads, thread_name_prefix="storage")
         self._cleanup = ThreadPoolExecutor(cleanup_threads, thread_name_prefix="cleanup")
+        self._records = ThreadPoolExecutor(record_threads, thread_name_prefix="history")
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
         (self._cleanup if cleanup else self._decisions).submit(self._drive, flow, ended)
+
+    def record(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
+        self._records.submit(self._drive, flow, ended)
 
     def close(self) -> None:
         """Returns when every flow has ended."""
         self._decisions.shutdown()
         self._cleanup.shutdown()
+        self._records.shutdown()
 
     def _drive(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
         try:

@@ -86,6 +86,9 @@ class SteppedRunner:
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
         self.flows.append(Running(flow, ended))
 
+    def record(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None]) -> None:
+        self.run(flow, ended, cleanup=False)
+
     def step(self) -> bool:
         """Up to the next operation of the oldest flow; False if there is none."""
         if not self.flows:

@@ -13,6 +13,7 @@ import pytest
 from holdfast.barriers.jobgraph import ClaimMode
 from holdfast.barriers.messages import AckStatus, Heartbeat, TaskState
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.history import recorder
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.coordinator.views import SavepointPlaces
@@ -31,9 +32,10 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import InlineHandle
+from holdfast.statebackends.layout import HISTORY_FOLDER
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, decode_metadata
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.port import ListFolder, Operation, Storage
+from holdfast.statebackends.storage.port import ListFolder, Operation, PutIfAbsent, Storage
 from tests.coordinator.doubles import (
     COUNTS,
     NO_RESTARTS,
@@ -803,3 +805,38 @@ def test_many_viewers_take_no_turn_of_the_job(open_service: Open) -> None:
     assert seen == ["RUNNING"] * 400
     service.cancel(crew.job_id)
     assert service.job(crew.job_id).overview.state in ("CANCELLING", "CANCELED")
+
+
+class HistoryStuck:
+    """Storage that does not answer writes of histories before `answers` is set."""
+
+    def __init__(self, inner: Storage, answers: threading.Event) -> None:
+        self._inner = inner
+        self.root = inner.root
+        self._answers = answers
+        self.is_asked = threading.Event()
+
+    def at(self, location: str) -> Storage:
+        return self._inner.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        if isinstance(operation, PutIfAbsent) and f"/{HISTORY_FOLDER}/" in operation.path:
+            self.is_asked.set()
+            assert self._answers.wait(WAIT_S)
+        return self._inner.execute(operation)
+
+
+def test_periodic_checkpoints_go_on_while_histories_can_t_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for deletions, once these fall behind: a history that had their threads would stop them."""
+    monkeypatch.setattr(recorder, "WRITE_INTERVAL_MS", 1)
+    answers = threading.Event()
+    storage = HistoryStuck(LocalStorage(tmp_path / "state"), answers)
+    config = ServiceConfig(str(tmp_path / "state"), cleanup_threads=1, history_threads=1, view_interval_ms=0)
+    service = leading(config, storage)
+    try:
+        crew = running(service, checkpoint_interval_ms=20, retained_checkpoints=1)
+        crew.until(storage.is_asked.is_set, what="a write of the history")
+        crew.until_completed(8)
+    finally:
+        answers.set()
+        service.close()
