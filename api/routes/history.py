@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
+from holdfast.coordinator.interface import Coordinator
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
 PAGE_DEFAULT = 100
 TEXT_CHARS_MAX = 256
+READERS_MAX = 2
+"""Pages that are read at one time, by threads of their own; others wait. A page may take storage long, and the threads that all
+requests share open the streams of workers, too."""
 
 
 class HistoryRecord(schemas.Record):
@@ -74,17 +79,23 @@ def render(page: HistoryPage) -> History:
     )
 
 
-@router.get("/jobs/{jobid}/history")
-def history(
+@router.get("/jobs/{jobid}/history", response_model=History)
+async def history(
+    request: Request,
     service: Service,
     job_id: JobId,
     after: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Show what is behind `<epoch>-<number>`")] = "",
     kinds: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Of these kinds, separated by commas; all if empty")] = "",
     limit: Annotated[int, Query(ge=1, le=PAGE_RECORDS_MAX)] = PAGE_DEFAULT,
     newest: Annotated[bool, Query(description="The last `limit` records in place of the first; not with `after`")] = False,
-) -> History:
+) -> Response:
     """What happened to a job, oldest first. A record is there five seconds after it was made, as a rule."""
-    return render(service.history(job_id, history_query(after, kinds, limit, newest=newest)))
+    query = history_query(after, kinds, limit, newest=newest)
+    return await to_thread.run_sync(_page, service, job_id, query, limiter=request.app.state.history_readers)
+
+
+def _page(service: Coordinator, job_id: str, query: HistoryQuery) -> Response:
+    return Response(render(service.history(job_id, query)).model_dump_json(), media_type="application/json")
 
 
 def history_query(after: str, kinds: str, limit: int, *, newest: bool) -> HistoryQuery:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+from anyio import CapacityLimiter
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
@@ -85,6 +86,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.bodies = guard.bodies
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
+    app.state.history_readers = CapacityLimiter(history.READERS_MAX)
     app.state.disposals = Disposals(dispose_confined)
     app.state.registry = CollectorRegistry(auto_describe=False)
     app.state.registry.register(CoordinatorCollector(service))

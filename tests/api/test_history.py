@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from holdfast.api.cli.history import describe
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
+from holdfast.api.routes.history import READERS_MAX
 from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.statebackends.errors import NotFoundError
@@ -42,6 +45,29 @@ def test_page_is_answered_as_it_is_read(served: Served, coordinator: FakeCoordin
 @pytest.mark.parametrize("query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps"])
 def test_malformed_query_is_refused(query: str, served: Served) -> None:
     assert served.request("GET", f"/v1/jobs/{JOB}/history?{query}").status == 400
+
+
+def test_readers_of_histories_hold_nobody_else_up(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage may take long; forty readers would have all threads that open the streams of workers."""
+    stuck, storage_answers, count = threading.Semaphore(0), threading.Event(), 60
+
+    def read(job_id: str, query: HistoryQuery) -> HistoryPage:
+        stuck.release()
+        assert storage_answers.wait(30)
+        return PAGE
+
+    monkeypatch.setattr(coordinator, "history", read)
+    with ThreadPoolExecutor(count) as readers:
+        pages = [readers.submit(served.json, "GET", f"/v1/jobs/{JOB}/history") for _ in range(count)]
+        try:
+            assert all(stuck.acquire(timeout=10) for _ in range(READERS_MAX))
+            assert served.request("GET", f"/v1/jobs/{JOB}/checkpoints", timeout=10, retries=False).status == 200
+            assert not stuck.acquire(blocking=False)
+        finally:
+            storage_answers.set()
+        assert all(page.result()["next"] == "3-8" for page in pages)
 
 
 def test_client_reads_a_page(served: Served, coordinator: FakeCoordinator) -> None:

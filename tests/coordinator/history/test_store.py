@@ -198,3 +198,19 @@ def test_only_our_names_are_files_of_a_history() -> None:
     assert parse_history_name("12-7.jsonl") == (12, 7)
     for name in ("0-1.jsonl", "1-0.jsonl", "01-1.jsonl", "1-1.json", "1-1.jsonl.tmp", "../1-1.jsonl"):
         assert parse_history_name(name) is None
+
+
+def test_page_reads_so_many_files_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kinds are rare, and files small: each is a request to storage."""
+    storage = DictStorage()
+    for number in range(1, 10):
+        put(storage, 1, number, lines(number, 1, kind="state" if number == 9 else "checkpoint"))
+    monkeypatch.setattr(store, "PAGE_FILES_MAX", 4)
+    kinds = frozenset({"state"})
+    first = read(storage, kinds=kinds)
+    assert (places(first), first.next, first.more) == ([], "1-4", True)
+    second = read(storage, kinds=kinds, after=parse_position(first.next))
+    third = read(storage, kinds=kinds, after=parse_position(second.next))
+    assert (places(second), places(third), third.more) == ([], [(1, 9)], False)
+    newest = read(storage, kinds=kinds, limit=2, newest=True)
+    assert (places(newest), newest.gaps) == ([(1, 9)], ())
