@@ -132,8 +132,11 @@ def test_a_text_that_is_fit_for_a_line_stays_as_it_is(text: str) -> None:
 def test_a_path_can_not_begin_a_line_of_somebody_elses_handler(
     served: Served, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
+    """What ends a line or controls a terminal is no path of ours at all; what is none, but looks like a line, stays on its own."""
     caplog.set_level(logging.INFO)
     assert served.request(method, "/v1/nothing%0A2026-01-01%20INFO%20root:%20forged%1b[31m").status == 404
+    assert [record for record in caplog.records if record.name == "holdfast.requests"] == []
+    assert served.request(method, "/v1/nothing%E2%80%A82026-01-01%20INFO%20root:%20forged").status == 404
     told = [record for record in caplog.records if record.name.startswith("holdfast")]
     assert len([record for record in told if record.name == "holdfast.requests"]) == 1
     for record in told:
