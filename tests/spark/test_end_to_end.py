@@ -153,7 +153,7 @@ def test_the_coordinator_is_killed_and_the_workers_run_on(spark: SparkSession, t
                 return [worker["pid"] for worker in job.client.workers(job.job_id)["workers"] if worker["connected"]]
 
             def all_pids() -> list[int]:
-                """None while a worker has no stream: what is compared later must be whole."""
+                """Empty while a worker has no stream: what is compared later must be whole."""
                 workers = job.client.workers(job.job_id)["workers"]
                 return [worker["pid"] for worker in workers] if all(worker["connected"] for worker in workers) else []
 
