@@ -52,15 +52,15 @@ class CheckAccess:
             except HoldfastError as error:
                 if isinstance(error, AuthenticationError | AccessDeniedError):
                     self._audit.note(refused(scope, status_of(error)))
-                await _refuse(error, send)
+                await refuse(error, send)
                 return
             prove(scope, CallerKind.CLIENT)
         await self._app(scope, receive, send)
 
     async def _caller_of(self, scope: Scope) -> Caller:
         if self._authenticator.has_token:
-            return await self._authenticator.caller_of(_header(scope, b"authorization"))
-        if is_loopback(_host_of(_header(scope, b"host"))) and _from_here(_header(scope, b"origin")):
+            return await self._authenticator.caller_of(header_of(scope, b"authorization"))
+        if is_loopback(_host_of(header_of(scope, b"host"))) and _from_here(header_of(scope, b"origin")):
             return HERE
         raise AuthenticationError("missing or wrong bearer token")
 
@@ -98,7 +98,8 @@ def refused(scope: Scope, status: int) -> Noted:
     )
 
 
-async def _refuse(error: HoldfastError, send: Send) -> None:
+async def refuse(error: HoldfastError, send: Send) -> None:
+    """Answer a request with an error, without its body having been read."""
     wire = encode_error(error)
     headers = [(name.lower().encode(), value.encode()) for name, value in wire.headers.items()]
     headers.append((b"content-length", str(len(wire.body)).encode()))
@@ -106,7 +107,8 @@ async def _refuse(error: HoldfastError, send: Send) -> None:
     await send({"type": "http.response.body", "body": wire.body})
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
+def header_of(scope: Scope, name: bytes) -> bytes:
+    """The first header of a name, in lower case; empty without one."""
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 

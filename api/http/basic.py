@@ -12,8 +12,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
-from holdfast.api.errors import ForeignOriginError, encode_error, status_of
-from holdfast.api.http.auth import refused
+from holdfast.api.errors import ForeignOriginError, status_of
+from holdfast.api.http.auth import header_of, refuse, refused
 
 BROWSER_PATHS = "/flink/"
 """Below it are the pages of Flink's UI: a browser that is refused there asks for the password."""
@@ -37,11 +37,11 @@ class BasicAsBearer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        password = _password(_header(scope, b"authorization"))
+        password = _password(header_of(scope, b"authorization"))
         if password is not None:
             if scope["method"] not in _SAFE and not _is_of_this_service(scope, unsaid=True):
                 self._audit.note(refused(scope, status_of(_foreign())))
-                await _refuse(send)
+                await refuse(_foreign(), send)
                 return
             others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
             scope = {**scope, "headers": [*others, (b"authorization", b"Bearer " + password)], _FROM_PASSWORD: True}
@@ -51,21 +51,13 @@ class BasicAsBearer:
 def check_same_origin(scope: Scope) -> None:
     """Raise ForeignOriginError for a change by GET that a page elsewhere may have made a browser ask for: one without a bearer
     token of its own, unless the browser says that a page of this service asks."""
-    is_bearer = _header(scope, b"authorization").lower().startswith(b"bearer ") and _FROM_PASSWORD not in scope
+    is_bearer = header_of(scope, b"authorization").lower().startswith(b"bearer ") and _FROM_PASSWORD not in scope
     if not is_bearer and not _is_of_this_service(scope, unsaid=False):
         raise _foreign()
 
 
 def _foreign() -> ForeignOriginError:
     return ForeignOriginError("a change is taken with a bearer token, or from pages of this service: this may be from another page")
-
-
-async def _refuse(send: Send) -> None:
-    wire = encode_error(_foreign())
-    headers = [(name.lower().encode(), value.encode()) for name, value in wire.headers.items()]
-    headers.append((b"content-length", str(len(wire.body)).encode()))
-    await send({"type": "http.response.start", "status": wire.status, "headers": headers})
-    await send({"type": "http.response.body", "body": wire.body})
 
 
 def _challenging(send: Send) -> Send:
@@ -80,8 +72,8 @@ def _challenging(send: Send) -> Send:
 def _is_of_this_service(scope: Scope, *, unsaid: bool) -> bool:
     """Whether a page of this service sent the request. `unsaid`: the answer where nothing in it says so: browsers name the origin
     of every request that may change something, but not of a GET."""
-    host = _header(scope, b"host")
-    origin, site, referer = (_header(scope, name) for name in (b"origin", b"sec-fetch-site", b"referer"))
+    host = header_of(scope, b"host")
+    origin, site, referer = (header_of(scope, name) for name in (b"origin", b"sec-fetch-site", b"referer"))
     if site:
         return site == b"same-origin"
     if origin or referer:
@@ -98,7 +90,3 @@ def _password(authorization: bytes) -> bytes | None:
         return base64.b64decode(told.strip(), validate=True).partition(b":")[2]
     except binascii.Error:
         return None
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")

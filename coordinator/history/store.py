@@ -78,7 +78,7 @@ class HistoryWriter:
         surplus_bytes, surplus_files = sum(sizes.values()) - HISTORY_BYTES_MAX, len(sizes) - HISTORY_FILES_MAX
         while max(surplus_bytes, surplus_files) > 0 and (oldest := min(sizes)) != name:
             yield DeleteFile(self._paths.history(*oldest))
-            surplus_bytes, surplus_files = surplus_bytes - sizes.pop(oldest), surplus_files - 1
+            surplus_bytes, surplus_files = surplus_bytes - sizes.pop(oldest, 0), surplus_files - 1
 
 
 # ------------------------------------------------------------------------------------------------------------------- read
