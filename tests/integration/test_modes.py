@@ -3,6 +3,7 @@ are collected, and exact."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -58,6 +59,55 @@ def held_up(file: Path, output: Path) -> JobPlan:
     slow = counts.uid("count").rebalance().map(HeldUp(file), returns=COUNTS).uid("slow")
     slow.sink_to(ParquetSink(output, "out"), uid="sink")
     return env.build()
+
+
+def pressed(parallelism: int, file: Path, output: Path) -> JobPlan:
+    """As `held_up`, with barriers that overtake by the job's own setting, and queues that are bounded by time."""
+    env = Environment(
+        "pressed",
+        parallelism=parallelism,
+        checkpoint_interval_ms=None,
+        unaligned_checkpoints=True,
+        channel_credit_bytes_start=8_192,
+    )
+    counts = env.from_source(GeneratorSource(make_batch, ROWS, SCHEMA)).uid("source").key_by("key").process(NumberedCountPerKey())
+    slow = counts.uid("count").rebalance().map(HeldUp(file, 0.002), returns=NUMBERED).uid("slow")
+    slow.sink_to(ParquetSink(output, "out"), uid="sink")
+    return env.build()
+
+
+def version_of(snapshot: str) -> int:
+    """2: there are records in flight in it."""
+    return int(json.loads((Path(snapshot.removeprefix("file://")) / "_metadata").read_bytes())["version"])
+
+
+@pytest.mark.slow
+def test_a_savepoint_behind_an_unaligned_checkpoint_of_full_queues_holds_nothing_in_flight(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file, output = tmp_path / "slow", tmp_path / "out"
+    file.touch()
+    client = cluster.client
+    job = cluster.submit(pressed(2, file, output)).job_id
+    eventually(lambda: client.totals()[job]["backpressure"] == "high", "full queues")
+
+    number = client.trigger_checkpoint(job, timeout_s=30)
+    assert version_of(client.checkpoint(job, number)["external_path"]) == 2
+    savepoint = client.savepoint(job, str(tmp_path / "savepoints"), timeout_s=30)
+    assert version_of(savepoint) == 1
+    assert client.totals()[job]["backpressure"] == "high", "the savepoint was taken with its queues full"
+    client.cancel(job)
+    assert cluster.slots is not None
+    assert cluster.slots.wait(20)
+    cluster.slots.close()
+    written = read_committed(output, "out").num_rows
+    file.unlink()
+    again = cluster.submit(pressed(3, file, output), restore=savepoint)
+    cluster.wait_finished(again.job_id)
+    rows = read_committed(output, "out").to_pylist()
+    assert written < ROWS, "there was something left to do"
+    assert Counter((row["key"], row["count"]) for row in rows) == expected(ROWS)
+    assert sorted(row["id"] for row in rows) == list(range(ROWS))
 
 
 def newest(cluster: Cluster, job: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.barriers.aligner import Aligner
 from holdfast.barriers.credits import ReceiverCredit
@@ -13,6 +13,7 @@ from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMark
 from holdfast.barriers.gate import InputGate
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
+from holdfast.barriers.tracker import BarrierTracker
 from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import Operator, Poll, UserCall
 from holdfast.operators.task.chain import ChainNode, OperatorChain
@@ -361,6 +362,8 @@ class Bench:
     credits: tuple[ReceiverCredit, ...] = ()
     """Of the channels, one each; none: nothing bounds them."""
     inflight_bytes_max: int = 1 << 20
+    barriers: ClassVar[type[Aligner | BarrierTracker]] = Aligner
+    """What the gate does with barriers: holds channels up, or only counts them, as in a job at least once."""
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox()
@@ -396,7 +399,7 @@ class Bench:
         )
         inputs = None
         if self.channels:
-            self.gate = InputGate(Aligner(self.channels), credits=self.credits, seconds=self.clock.seconds, overtakable=True)
+            self.gate = InputGate(self.barriers(self.channels), credits=self.credits, seconds=self.clock.seconds, overtakable=True)
             indexes = self.inputs or (0,) * self.channels
             inputs = GateInputs(self.gate, MultiInputValve(indexes), indexes)
         ports = SubtaskPorts(self.chain, self.mailbox, pool, self.clock, self.snapshots, self.reports.append, inputs)

@@ -13,6 +13,7 @@ from holdfast.barriers.elements import (
     Batch,
     CancelMarker,
     CheckpointBarrier,
+    ElementEvent,
     EndOfData,
     EndOfPartition,
     Watermark,
@@ -30,6 +31,7 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
+from holdfast.barriers.tracker import BarrierTracker
 from holdfast.operators.base import Operator, Poll
 from holdfast.operators.task.context import CancelSubtask, FailSubtask, SourceReady
 from holdfast.operators.task.source_operator import SourceOperator
@@ -41,11 +43,14 @@ MODES: dict[str, dict[str, Any]] = {
     "aligned": {},
     "unaligned": {"unaligned": True, "aligned_timeout_ms": 0},
     "timeout": {"unaligned": True, "aligned_timeout_ms": 60_000},
+    "at_least_once": {},
 }
 
 
 FIELDS: dict[str, Any] = {}
 """Of the barriers and triggers of a test, if it has no others."""
+CHANNELS = {"channels": 1}
+"""Of a subtask that is no source, if its test says no other number."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Barriers and triggers are of a mode; the worker lets urgent ones in before each step."""
+    """Barriers, triggers and the gate are of a mode; the worker lets urgent ones in before each step."""
     run, name = Bench.run, str(request.param)
 
     def run_urgent(bench: Bench) -> None:
@@ -65,9 +70,20 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         run(bench)
 
     monkeypatch.setattr(Bench, "run", run_urgent)
+    if name == "at_least_once":
+        monkeypatch.setattr(Bench, "barriers", BarrierTracker)
+        monkeypatch.setattr(Bench, "events", to_all_channels)
+        monkeypatch.setitem(CHANNELS, "channels", 2)
     for field, value in MODES[name].items():
         monkeypatch.setitem(FIELDS, field, value)
     return name
+
+
+def to_all_channels(bench: Bench, channel: int, *events: ElementEvent) -> None:
+    """Barriers come over each channel, one behind the other."""
+    for each in range(bench.channels):
+        for event in events:
+            bench.gate.offer(each, event)
 
 
 def barrier(checkpoint_id: int, **fields: Any) -> CheckpointBarrier:
@@ -83,9 +99,10 @@ def aborted(checkpoint_id: int) -> NotifyCheckpointAborted:
     return NotifyCheckpointAborted(1, checkpoint_id)
 
 
-def recordings(count: int, channels: int = 1, **fields: Any) -> Bench:
+def recordings(count: int, channels: int | None = None, **fields: Any) -> Bench:
     log: list[str] = []
-    return Bench([Recording("abcdef"[index], log) for index in range(count)], channels, log=log, **fields).started()
+    operators: list[Operator] = [Recording("abcdef"[index], log) for index in range(count)]
+    return Bench(operators, channels or CHANNELS["channels"], log=log, **fields).started()
 
 
 def source(rows: int = 5, **fields: Any) -> Bench:
