@@ -44,6 +44,8 @@ class _Leader:
     told_aborted: set[int] = field(default_factory=set)
     aborted: dict[int, FailureReason] = field(default_factory=dict)
     """Aborted id -> reason, of failures that count, in the order in which they became durable."""
+    of_former: set[int] = field(default_factory=set)
+    """Aborted ids of attempts before the newest one. Its workers hear of them, too, and none counts against it."""
     at_most: list[tuple[int, int]] = field(default_factory=list)
     """(id, completed ids durable before) of every failure that the leader may count."""
     at_least: int = 0
@@ -127,7 +129,9 @@ class PacingChecker(Checker):
         if leader is None or number in leader.told_aborted:
             return
         leader.told_aborted.add(number)
-        if number not in leader.aborted or number <= max(leader.stored, default=0) or leader.is_unsure:
+        if number not in leader.aborted or number in leader.of_former or leader.is_unsure:
+            return
+        if number <= max(leader.stored, default=0):
             return
         leader.at_least += 1
         if leader.at_least > max(each.tolerable_failed_checkpoints for each in self._configs(leader)):
@@ -168,6 +172,7 @@ class PacingChecker(Checker):
         leader, master = self._leaders.get(record.epoch), self.master_of(record.epoch)
         if leader is not None:
             leader.at_least = 0  # it may have counted more failures than are seen, and counts from zero again
+            leader.of_former.update(leader.aborted)
         if leader is None or master is None:
             return
         failure = master.lifecycle.exceptions.newest

@@ -185,6 +185,20 @@ def test_a_failure_of_which_nobody_was_told_counts_for_its_leader() -> None:
     assert job.violations == []
 
 
+def test_a_failure_before_an_attempt_of_which_its_workers_are_told() -> None:
+    """Workers that register hear of the newest aborted ids: those of the attempt before don't count against theirs."""
+    job = Job(tolerable_failed_checkpoints=0)
+    job.fail(1, told=False)
+    job.give_up(1)
+    job.notify_aborted(1)
+    job.take(2)
+    assert job.violations == []
+    job.abort(2)
+    job.notify_aborted(2)
+    job.take(3)
+    assert job.broken == ["I16"]
+
+
 @pytest.mark.parametrize(("kind", "broken"), [(CheckpointKind.FINAL, []), (CheckpointKind.SAVEPOINT, ["I16"])])
 def test_failing_storage_counts_unless_it_is_a_savepoint_that_it_failed(kind: CheckpointKind, broken: list[str]) -> None:
     job = Job(tolerable_failed_checkpoints=0)
