@@ -386,9 +386,13 @@ class CheckpointCoordinator:
         self._turn.out.append(actions.WriteClaim(number, request, folder, self._attempt))
 
     def _refusal(self, request: CheckpointRequest) -> FailureReason | None:
-        """Why a request takes no id now. While the checkpoint that ends the job is pending, only plain savepoints are triggered."""
-        if self._ending is not None and not (self._ending in self._pending and request.kind is CheckpointKind.SAVEPOINT):
-            return FailureReason.JOB_FINISHING
+        """Why a request takes no id now. While the checkpoint that ends the job is pending, only plain savepoints are triggered.
+        Behind a drain none is: timers and windows have fired there before their time, which nothing in such a savepoint would say,
+        and which did not happen to the job if the drain fails."""
+        if self._ending is not None:
+            ending = self._pending.get(self._ending)
+            if ending is None or ending.request.drain or request.kind is not CheckpointKind.SAVEPOINT:
+                return FailureReason.JOB_FINISHING
         return self._refusal_of_tasks()
 
     def _refuse(self, request: CheckpointRequest, reason: FailureReason, message: str = "") -> None:

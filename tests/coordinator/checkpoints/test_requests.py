@@ -189,3 +189,15 @@ def test_nothing_but_savepoints_joins_the_checkpoint_that_ends_the_job(ending: C
     bench.decline(A, 1)
     bench.request(name="after")
     assert bench.pending == [2, 3]
+
+
+@needs_several
+def test_nothing_is_taken_behind_a_drain_before_it_is_decided() -> None:
+    bench = Bench(tolerable_failed_checkpoints=9)
+    bench.request(CheckpointKind.STOP_SAVEPOINT, "drain", drain=True)
+    refused = bench.request(CheckpointKind.SAVEPOINT, "s")
+    assert of(refused, actions.CompleteRequest)[0].failure is FailureReason.JOB_FINISHING
+    assert bench.pending == [1]
+    bench.decline(A, 1)
+    bench.request(CheckpointKind.SAVEPOINT, "after")
+    assert bench.pending == [2]
