@@ -99,22 +99,26 @@ class Authenticator:
 
     async def _in_time(self, work: Callable[[], object], is_done: Callable[[], bool]) -> None:
         """Work on storage, in a thread, unless it is done. Raises StorageUnavailableError where it fails or takes too long, waiting
-        for the work of others included; its outcome is not lost then. What storage says is not for a caller that nobody knows."""
+        for the work of others included; its outcome is not lost then."""
         if is_done():
             return
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._reading:
-                if is_done():
-                    return
-                if self._monotonic_s() - self._failed_s.get(work.__name__, -math.inf) < RETRY_EVERY_S:
-                    raise StorageUnavailableError(_UNKNOWN)
-                await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one_thread)
+                if not is_done():
+                    await self._try(work)
         except TimeoutError as error:
             raise StorageUnavailableError("the state directory does not answer: whose the token is can't be told") from error
+
+    async def _try(self, work: Callable[[], object]) -> None:
+        """Raises StorageUnavailableError where it fails, and at once for RETRY_EVERY_S behind that. What storage says is not for a
+        caller that nobody knows."""
+        if self._monotonic_s() - self._failed_s.get(work.__name__, -math.inf) < RETRY_EVERY_S:
+            raise StorageUnavailableError(_UNKNOWN)
+        try:
+            await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one_thread)
         except HoldfastError as error:
-            if str(error) != _UNKNOWN:
-                self._failed_s[work.__name__] = self._monotonic_s()
-                log.warning("whose a token is can't be told: %s", error)
+            self._failed_s[work.__name__] = self._monotonic_s()
+            log.warning("whose a token is can't be told: %s", error)
             raise StorageUnavailableError(_UNKNOWN) from error
 
     # ------------------------------------------------------------------------------------------------------ any thread
