@@ -29,8 +29,9 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, dialect, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
+from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings

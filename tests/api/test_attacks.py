@@ -17,7 +17,7 @@ from holdfast.api.access import issued
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import classify
 from holdfast.api.flink import aggregates
-from holdfast.api.routes import vertices
+from holdfast.api.routes.dialect import vertices
 from holdfast.statebackends.errors import AuthenticationError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE
 from holdfast.statebackends.storage.locations import open_storage

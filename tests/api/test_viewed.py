@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.api.routes import flink, jobs, viewed, workers
+from holdfast.api.routes import jobs, viewed, workers
+from holdfast.api.routes.dialect import jobs as flink
 from holdfast.coordinator.views import Moment
 from tests.api.fakes import JOB, TRIGGER, FakeCoordinator, Served
 

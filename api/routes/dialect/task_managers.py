@@ -12,7 +12,7 @@ from holdfast.api.flink import worker_schemas as shapes
 from holdfast.api.flink.render_vertices import worker_id
 from holdfast.api.flink.vertex_schemas import AggregatedMetric
 from holdfast.api.routes.common import ERRORS, JobId, Service
-from holdfast.api.routes.vertices import MetricNames, Things, Wanted, aggregated, listed
+from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import JobView
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError

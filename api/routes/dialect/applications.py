@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path
 from holdfast.api.flink import job_schemas as shapes
 from holdfast.api.flink import render_applications, schemas, worker_schemas
 from holdfast.api.routes.common import ERRORS, Service
-from holdfast.api.routes.execution import now_ms
-from holdfast.api.routes.job_manager import Configuration
+from holdfast.api.routes.dialect.execution import now_ms
+from holdfast.api.routes.dialect.job_manager import Configuration
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 

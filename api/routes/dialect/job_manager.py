@@ -13,7 +13,7 @@ from holdfast.api import logs
 from holdfast.api.flink import process, render_applications, render_metrics, schemas
 from holdfast.api.flink import worker_schemas as shapes
 from holdfast.api.routes.common import ERRORS, JobId, Service
-from holdfast.api.routes.vertices import MetricNames, listed
+from holdfast.api.routes.dialect.vertices import MetricNames, listed
 from holdfast.statebackends.errors import NotFoundError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)

@@ -14,7 +14,7 @@ from holdfast.api.flink import render_applications, render_metrics, schemas
 from holdfast.api.flink.vertex_schemas import AggregatedMetric
 from holdfast.api.http.basic import check_same_origin
 from holdfast.api.routes.common import ERRORS, JobId, Service
-from holdfast.api.routes.vertices import MetricNames, Things, Wanted, aggregated, listed
+from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, NotLeaderError
 
