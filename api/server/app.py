@@ -5,6 +5,7 @@ It owns no thread and no socket; `holdfast.api.server.main` serves it. Every err
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ from typing import Any
 
 import msgspec
 from anyio import CapacityLimiter
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
@@ -93,21 +95,9 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.registry.register(CoordinatorCollector(service))
     app.state.registry.register(ConnectionCollector(guard))
     app.state.http_metrics = HttpMetrics(app.state.registry)
-    app.include_router(health.router)
-    app.include_router(page.router)
-    app.include_router(jobs.router)
-    app.include_router(history.router)
-    app.include_router(series.router)
-    app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
-    app.include_router(snapshots.router)
-    app.include_router(workers.router)
-    app.include_router(tokens.router)
-    app.include_router(dialect.router, prefix="/v1")
-    app.include_router(dialect.router, include_in_schema=False)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
-        app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
-        app.include_router(web.router)
+    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
     app.add_middleware(AnswerFailures)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
@@ -120,6 +110,28 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.add_exception_handler(HTTPException, _http_error)
     _describe(app, authenticated=settings.token is not None)
     return app
+
+
+@functools.cache
+def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
+    """Routes are of the process; what they work on is of the app (`app.state`). FastAPI builds what is included at the first
+    request, for a tenth of a second, and would do so again for each service of a process."""
+    router = APIRouter()
+    router.include_router(health.router)
+    router.include_router(page.router)
+    router.include_router(jobs.router)
+    router.include_router(history.router)
+    router.include_router(series.router)
+    router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
+    router.include_router(snapshots.router)
+    router.include_router(workers.router)
+    router.include_router(tokens.router)
+    router.include_router(dialect.router, prefix="/v1")
+    router.include_router(dialect.router, include_in_schema=False)
+    if with_web:
+        router.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
+        router.include_router(web.router)
+    return tuple(router.routes)
 
 
 _ASK_AGAIN = (RecoveringError, NotLeaderError, BusyError)
