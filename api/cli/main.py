@@ -191,6 +191,9 @@ def serve(
     token_file: TokenFile = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    ha: Annotated[
+        bool, typer.Option("--ha", help="One of several members on the state directory: one leads, the others stand by.")
+    ] = False,
     flink_ui: Annotated[
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
@@ -215,6 +218,7 @@ def serve(
         token_file=token_file,
         no_token=no_token,
         takeover=takeover,
+        ha=ha,
         flink_ui=flink_ui,
         log_level=log_level,
         log_format=log_format,

@@ -29,9 +29,11 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.members.membership import Membership
+from holdfast.api.routes import diagnosis, health, history, jobs, members, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
+from holdfast.api.routes.forwarded import ForwardToActive
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
@@ -70,8 +72,11 @@ _RECORDS = (
 """Roots of the worker protocol, for OpenAPI's components."""
 
 
-def create_app(service: Coordinator, settings: ServerSettings, guard: ConnectionGuard) -> FastAPI:
-    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own."""
+def create_app(
+    service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None = None
+) -> FastAPI:
+    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own. `membership`:
+    of a coordinator that is one of several; while it stands by, it passes people's requests on."""
     app = FastAPI(
         title="Holdfast",
         version=VERSION,
@@ -85,6 +90,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
     app.state.bodies = guard.bodies
+    app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
@@ -94,6 +100,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.registry.register(ConnectionCollector(guard))
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.include_router(health.router)
+    app.include_router(members.router)
     app.include_router(page.router)
     app.include_router(jobs.router)
     app.include_router(history.router)
@@ -109,6 +116,8 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         app.include_router(web.router)
     app.add_middleware(AnswerFailures)
+    if membership is not None:
+        app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
     app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
