@@ -42,6 +42,10 @@ STOP_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
+SILENT_AFTER = 10
+"""Times `takeover_after_ms` without another sign of life after which a member is shown as gone, and no worker is told of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownMember:
     """A member, as this one knows it."""
@@ -49,6 +53,8 @@ class KnownMember:
     sign: SignOfLife
     is_active: bool
     is_this: bool
+    is_gone: bool
+    """It has left, or has given no other sign for long."""
     seen_ms: int
     """Time since its sign of life last changed, on this member's clock."""
 
@@ -113,9 +119,8 @@ class Membership:
 
     def urls(self) -> tuple[str, ...]:
         """Where the members listen, this one first; those that left, or gave no sign for long, are left out."""
-        alive_ms = 10 * self._config.takeover_after_ms
-        others = [each for each in self.members() if not each.is_this and not each.sign.is_leaving]
-        return tuple(dict.fromkeys([self.url, *(each.sign.url for each in others if each.seen_ms < alive_ms)]))
+        others = [each.sign.url for each in self.members() if not each.is_this and not each.is_gone]
+        return tuple(dict.fromkeys([self.url, *others]))
 
     def members(self) -> list[KnownMember]:
         """Every member of which there is a sign, the active one first."""
@@ -123,15 +128,16 @@ class Membership:
         signs = dict(seen.signs)
         signs[self.member] = self._sign(self._election.epoch if self.is_active else 0, is_leaving=self.role is Role.LEFT)
         known = [
-            KnownMember(
-                sign,
-                is_active=active is not None and member == active.member and (member != self.member or self.is_active),
-                is_this=member == self.member,
-                seen_ms=0 if member == self.member else now_ms - changed.get(member, now_ms),
-            )
+            self._known(sign, active, 0 if member == self.member else now_ms - changed.get(member, now_ms))
             for member, sign in signs.items()
         ]
-        return sorted(known, key=lambda each: (not each.is_active, each.sign.url, each.sign.member))
+        return sorted(known, key=lambda each: (not each.is_active, each.is_gone, each.sign.url, each.sign.member))
+
+    def _known(self, sign: SignOfLife, active: ActiveRecord | None, seen_ms: int) -> KnownMember:
+        is_this = sign.member == self.member
+        is_active = active is not None and sign.member == active.member and not sign.is_leaving
+        is_gone = sign.is_leaving or seen_ms > SILENT_AFTER * self._config.takeover_after_ms
+        return KnownMember(sign, is_active and (not is_this or self.is_active), is_this, is_gone, seen_ms)
 
     def led(self) -> Coordinator:
         """The service of the active member. Raises NotLeaderError naming the active one while this member stands by,

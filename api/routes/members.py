@@ -28,7 +28,7 @@ class Member(schemas.Record):
     id: str
     url: str
     role: str
-    """`active` or `standby`."""
+    """`active`, `standby`, or `gone`: it has left, or given no other sign of life for long."""
     this: bool
     """It is the one that answers."""
     epoch: int
@@ -84,7 +84,7 @@ def _member(known: KnownMember) -> Member:
     return Member(
         id=sign.member,
         url=sign.url,
-        role="active" if known.is_active else "standby",
+        role="active" if known.is_active else "gone" if known.is_gone else "standby",
         this=known.is_this,
         epoch=sign.epoch,
         host=sign.host,

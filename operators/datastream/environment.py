@@ -63,8 +63,8 @@ class Environment:
     ) -> None:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
-        `coordinator`: URL of a running `holdfast serve`, or those of its members; without one, a coordinator runs in the driver over
-        `state_dir`. Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        `coordinator`: URL of a running `holdfast serve`, or those of its members; without one, a coordinator runs in the driver
+        over `state_dir`. Raises InvalidConfigError on a setting that is unknown or out of bounds."""
         check_job_name(name)
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
