@@ -40,7 +40,8 @@ class Environment(BaseEnvironment):
     name: name of the job, by which a later submission finds it.
     parallelism (1): subtasks of each operator that has no parallelism of its own.
     state_dir: folder or s3:// URL of checkpoints, visible to all workers; a coordinator for it is embedded in this process.
-    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
+    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one; several URLs (a list, or with
+        commas between) are those of its members.
     config: a JobConfig with the settings that are not given here.
     require_uids: True refuses a job with an operator without uid; False logs a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).

@@ -15,6 +15,8 @@ from typing import Any
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.api.tokens import check_cleartext, check_exposure, check_token, is_loopback, load_or_create_token, read_token
+from holdfast.coordinator.standby.election import TAKEOVER_AFTER_MS, TAKEOVER_AFTER_S3_MS, ElectionConfig
+from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.trust import read_authorities
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import TOKEN_FILE
@@ -90,6 +92,10 @@ class ServerSettings:
     connections_max: int = CONNECTIONS_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    ha: bool = False
+    """One of several members on the state directory, of which one is active."""
+    takeover_after_ms: int | None = None
+    """Of a member: see `election.ElectionConfig`; None: 3 s, on S3 10 s."""
     log_level: str | None = None
     """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
@@ -112,6 +118,8 @@ class ServerSettings:
         for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
             if chosen is not None and chosen not in known:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
+        if self.takeover_after_ms is not None:
+            ElectionConfig(self.takeover_after_ms).check()
         check_exposure(self.host, self.token)
         check_cleartext(self.host, is_encrypted=self.is_encrypted, insecure_http=self.insecure_http)
 
@@ -119,12 +127,19 @@ class ServerSettings:
     def is_encrypted(self) -> bool:
         return self.tls is not Tls.OFF
 
+    @property
+    def election(self) -> ElectionConfig:
+        """Times of a member."""
+        default = TAKEOVER_AFTER_S3_MS if self.state_url is not None else TAKEOVER_AFTER_MS
+        return ElectionConfig(self.takeover_after_ms if self.takeover_after_ms is not None else default)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """Address and token of a client's coordinator."""
 
     url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     authorities: str | None = None
     """Certificates that the client trusts, PEM; None: those of the system."""
@@ -194,6 +209,7 @@ def server_settings(
     tls_ca: str | Path | None = None,
     insecure_http: bool = False,
     takeover: bool = False,
+    ha: bool = False,
     flink_ui: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
@@ -203,7 +219,7 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS", "TAKEOVER_AFTER_MS")
         if (value := _integer(environment, name)) is not None
     }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
@@ -216,6 +232,7 @@ def server_settings(
         token_file=secret_file,
         **_tls(environment, listening, (tls, tls_cert, tls_key, tls_ca), insecure_http=insecure_http),
         takeover=takeover,
+        ha=ha,
         state_url=remote,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
         snapshot_dirs=_snapshot_dirs(environment),
@@ -333,8 +350,8 @@ def client_settings(
         chosen = _recorded(directory, named).url
     authorities = _authorities(environment, ca, directory)
     if given is not None:
-        return ClientSettings(check_url(chosen), given[0], authorities)
-    return ClientSettings(check_url(chosen), _recorded_token(directory) if directory is not None else None, authorities)
+        return ClientSettings(check_urls(chosen), given[0], authorities)
+    return ClientSettings(check_urls(chosen), _recorded_token(directory) if directory is not None else None, authorities)
 
 
 def _authorities(environment: Mapping[str, str], ca: str | Path | None, directory: Path | None) -> str | None:
@@ -368,6 +385,11 @@ def _recorded_token(directory: Path) -> str | None:
     record = read_run_record(directory)
     path = record.token_file if record is not None else None
     return read_token(Path(path)) if path is not None else None
+
+
+def check_urls(urls: str) -> str:
+    """As `check_url`, for one URL or those of several members with commas between."""
+    return ",".join(map(check_url, split_urls(urls))) or check_url(urls)
 
 
 def check_url(url: str) -> str:

@@ -156,6 +156,8 @@ class NotLeaderError(StorageUnavailableError):
     """Epoch of the leader; None: not known."""
     url: str | None = None
     """URL of the leader; None: not known."""
+    service_epoch: int | None = None
+    """The URL is that of the active one of several members, in this epoch of theirs, and says nothing of a job; None: it does."""
 
 
 class RecoveringError(StorageUnavailableError):

@@ -227,6 +227,9 @@ def serve(
         ),
     ] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    ha: Annotated[
+        bool, typer.Option("--ha", help="One of several members on the state directory: one leads, the others stand by.")
+    ] = False,
     flink_ui: Annotated[
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
@@ -254,6 +257,7 @@ def serve(
         tls_ca=tls_ca,
         insecure_http=insecure_http,
         takeover=takeover,
+        ha=ha,
         flink_ui=flink_ui,
         log_level=log_level,
         log_format=log_format,

@@ -31,9 +31,11 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.members.membership import Membership
+from holdfast.api.routes import diagnosis, health, history, jobs, members, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
+from holdfast.api.routes.forwarded import ForwardToActive
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
@@ -72,8 +74,11 @@ _RECORDS = (
 """Roots of the worker protocol, for OpenAPI's components."""
 
 
-def create_app(service: Coordinator, settings: ServerSettings, guard: ConnectionGuard) -> FastAPI:
-    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own."""
+def create_app(
+    service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None = None
+) -> FastAPI:
+    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own. `membership`:
+    of a coordinator that is one of several; while it stands by, it passes people's requests on."""
     app = FastAPI(
         title="Holdfast",
         version=VERSION,
@@ -87,6 +92,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
     app.state.bodies = guard.bodies
+    app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
@@ -99,6 +105,8 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
         app.state.web = WebInterface(settings.flink_ui)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
     app.add_middleware(AnswerFailures)
+    if membership is not None:
+        app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
     app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
@@ -118,6 +126,7 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     request, for a tenth of a second, and would do so again for each service of a process."""
     router = APIRouter()
     router.include_router(health.router)
+    router.include_router(members.router)
     router.include_router(page.router)
     router.include_router(jobs.router)
     router.include_router(history.router)

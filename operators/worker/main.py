@@ -34,6 +34,7 @@ from holdfast.operators.task.pool import RunQueueDelay, SystemClock, ThreadPool
 from holdfast.operators.task.subtask import Report
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
+from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
@@ -70,6 +71,7 @@ class WorkerSpec:
     submission: int
     task_attempt: int
     coordinator_url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     state_directory: str
     plan: bytes
@@ -142,7 +144,7 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     opened.callback(folder.delete)
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
-    host = spec.advertised_host or route_address(spec.coordinator_url)
+    host = spec.advertised_host or route_address(split_urls(spec.coordinator_url)[0])
     pool = ThreadPool()
     opened.callback(pool.close, 1.0)
     transport = opened.enter_context(_transport(spec, host, folder.path))
