@@ -14,7 +14,6 @@ import msgspec
 from anyio import CapacityLimiter
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,11 +27,12 @@ from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
-from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
+from holdfast.api.routes.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
@@ -89,10 +89,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry = CollectorRegistry(auto_describe=False)
-    app.state.registry.register(CoordinatorCollector(service))
-    app.state.registry.register(ConnectionCollector(guard))
-    app.state.http_metrics = HttpMetrics(app.state.registry)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard)
     app.include_router(health.router)
     app.include_router(page.router)
     app.include_router(jobs.router)
@@ -114,6 +111,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
+    app.add_middleware(NameRequests)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(NotModifiedError, not_modified)
     app.add_exception_handler(RequestValidationError, _invalid_request)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
@@ -331,7 +331,8 @@ class Dispatcher:
                     return False
             record = yield from find_leader(paths, newer_than=known)
         except HoldfastError as error:
-            logger.warning("who leads job %s can't be read: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            told = printable(str(error), TEXT_CHARACTERS_MAX)
+            logger.warning("who leads job %s can't be read: %s", job_id, told, extra=about(job_id))
             return None
         if record is None:
             return False
@@ -387,7 +388,7 @@ class Dispatcher:
                 self._launch(setup)
                 return
         except HoldfastError as error:
-            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX), extra=about(job_id))
             if not has_ended:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):

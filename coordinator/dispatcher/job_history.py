@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner
 from holdfast.coordinator.history.recorder import HistoryRecorder, WriteHistory
 from holdfast.coordinator.history.records import describe_checkpoint
@@ -96,14 +97,16 @@ class JobHistory:
         if error is None or not isinstance(error, HoldfastError):
             if error is not None or not stored:
                 told = "its file is taken" if error is None else f"{type(error).__name__}: {error}"
-                logger.error("job %s: records of its history from %d on are lost: %s", self._setup.job_id, action.first, told)
+                facts = (self._setup.job_id, action.first, told)
+                logger.error("job %s: records of its history from %d on are lost: %s", *facts, extra=about(self._setup.job_id))
             self._is_failing = False
             self._recorder.written(action, now_ms)
             return
         is_kept = self._recorder.failed(action, now_ms)
         if not self._is_failing or not is_kept:
             then = "it is tried again" if is_kept else "its last records are lost"
-            logger.warning("job %s: its history can't be written, %s: %s", self._setup.job_id, then, error)
+            facts = (self._setup.job_id, then, error)
+            logger.warning("job %s: its history can't be written, %s: %s", *facts, extra=about(self._setup.job_id))
         self._is_failing = True
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -111,7 +114,8 @@ class JobHistory:
             act()
         except Exception:
             self._is_broken = True
-            logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True)
+            extra = about(self._setup.job_id)
+            logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True, extra=extra)
 
 
 def _told(note: Note) -> tuple[str, Mapping[str, Any]]:

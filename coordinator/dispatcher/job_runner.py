@@ -19,7 +19,7 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.job_history import JobHistory
-from holdfast.coordinator.dispatcher.job_log import JobLog
+from holdfast.coordinator.dispatcher.job_log import JobLog, about
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
@@ -241,7 +241,8 @@ class JobMasterRunner:
             self._handle(item)
             writes = self._history is not None and not self._closed and self._history.advance()
         except Exception:  # the end of a process, simulated or real, passes through
-            logger.critical("job %s: the core failed; this coordinator leads the job no more", self.job_id, exc_info=True)
+            text = "job %s: the core failed; this coordinator leads the job no more"
+            logger.critical(text, self.job_id, exc_info=True, extra=about(self.job_id))
             self._fail()
             return True
         finally:
@@ -322,7 +323,7 @@ class JobMasterRunner:
         """A flow has ended with its outcome, or with an unexpected error. From any thread."""
         if error is not None:
             self._failed = True
-            logger.critical("job %s: %s failed unexpectedly", self.job_id, name, exc_info=error)
+            logger.critical("job %s: %s failed unexpectedly", self.job_id, name, exc_info=error, extra=about(self.job_id))
             outcome = job_events.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)
