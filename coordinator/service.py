@@ -37,6 +37,7 @@ from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, Sys
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.jobmaster import events as job_events
@@ -180,6 +181,10 @@ class CoordinatorService:
     @property
     def directory(self) -> str:
         return self._storage.root
+
+    @property
+    def feed(self) -> HistoryFeed:
+        return self._host.feed
 
     @property
     def directory_nonce(self) -> str:

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from holdfast.api.events.stream import EventStreams  # noqa: E402
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits  # noqa: E402
 from holdfast.api.http.protocol import ConnectionGuard  # noqa: E402
 from holdfast.api.routes import metrics  # noqa: E402
@@ -80,6 +81,7 @@ def rows() -> list[Row]:
     guard = ConnectionGuard(ConnectionLimits(64, 16, 8), BodyBudget(1, kept_for_workers=0))
     found = [*_families(metrics.CoordinatorCollector(_Nobody()).collect())]  # type: ignore[arg-type]
     found += _families(metrics.ConnectionCollector(guard).collect())
+    found += _families(metrics.EventCollector(EventStreams()).collect())
     found += _registered(metrics.HttpMetrics(CollectorRegistry()))
     return sorted(found, key=lambda row: row.name)
 

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.events.stream import EventStreams
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.version import VERSION
@@ -375,7 +376,7 @@ class HttpMetrics:
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
-        if not route.endswith("/commands"):
+        if not route.endswith(_STREAMS):
             self._seconds.labels(method, route).observe(seconds)
 
     def count_answers(self, answers: Iterable[AckStatus]) -> None:
@@ -411,14 +412,36 @@ class MeasureRequests:
             self._metrics.observe(method, route, status, time.perf_counter() - began)
 
 
+_STREAMS = ("/commands", "/events")
+"""Ends of routes whose answers last."""
+
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def make_registry(service: Coordinator, guard: ConnectionGuard) -> tuple[CollectorRegistry, HttpMetrics]:
+class EventCollector(Collector):
+    """Event streams of one server."""
+
+    def __init__(self, streams: EventStreams) -> None:
+        self._streams = streams
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("holdfast_event_streams", "Open event streams.", value=self._streams.count)
+        closed = CounterMetricFamily(
+            "holdfast_event_streams_closed",
+            "Event streams that ended, by reason: reader (left), slow, access (revoked), storage, stopping.",
+            labels=("reason",),
+        )
+        for reason, count in sorted(dict(self._streams.closed).items()):
+            closed.add_metric((reason,), count)
+        yield closed
+
+
+def make_registry(service: Coordinator, guard: ConnectionGuard, streams: EventStreams) -> tuple[CollectorRegistry, HttpMetrics]:
     """All metrics of one server."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CoordinatorCollector(service))
     registry.register(ConnectionCollector(guard))
+    registry.register(EventCollector(streams))
     ProcessCollector(registry=registry)
     return registry, HttpMetrics(registry)
 

@@ -23,13 +23,14 @@ from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
+from holdfast.api.events.stream import EventStreams
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.routes import diagnosis, events, health, history, jobs, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.metrics import MeasureRequests, make_registry
@@ -88,12 +89,14 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.events = EventStreams()
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry, app.state.http_metrics = make_registry(service, guard)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events)
     app.include_router(health.router)
     app.include_router(page.router)
     app.include_router(jobs.router)
     app.include_router(history.router)
+    app.include_router(events.router)
     app.include_router(series.router)
     app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     app.include_router(snapshots.router)

@@ -36,6 +36,7 @@ from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_di
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -251,6 +252,8 @@ class Dispatcher:
         up."""
         self.astray: set[str] = set()
         """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
+        self.feed = HistoryFeed()
+        """Records of the jobs that are led here, as they are made."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -473,6 +476,7 @@ class Dispatcher:
             inbox_events_max=self._config.inbox_events_max,
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
+            feed=self.feed,
         )
         service.start()
         self.registry.put(service)

@@ -23,6 +23,7 @@ from holdfast.coordinator.dispatcher.job_log import JobLog, about
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -62,8 +63,9 @@ class JobMasterRunner:
         inbox_events_max: int,
         view_interval_ms: int = VIEW_INTERVAL_MS,
         history: bool = False,
+        feed: HistoryFeed | None = None,
     ) -> None:
-        """`history`: record what happens in the job's directory."""
+        """`history`: record what happens in the job's directory; `feed` gets each record as well."""
         self._master = master
         self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
@@ -85,7 +87,7 @@ class JobMasterRunner:
         self._streams: dict[int, Subscription] = {}
         self._ended = threading.Event()
         self._failed = False
-        self._history = JobHistory(master.setup, runner, clock, self._post_call) if history else None
+        self._history = JobHistory(master.setup, runner, clock, self._post_call, feed) if history else None
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
