@@ -23,7 +23,12 @@ from holdfast.statebackends.errors import AuthenticationError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served, serving
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
-ELSEWHERE: tuple[dict[str, str], ...] = ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"}, {})
+ELSEWHERE: tuple[dict[str, str], ...] = (
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "https://evil.example"},
+    {},
+)
 
 
 @pytest.fixture
