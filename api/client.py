@@ -31,7 +31,14 @@ from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.decoding import decode_json
-from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
+from holdfast.statebackends.errors import (
+    CheckpointFailedError,
+    NotFoundError,
+    NotLeaderError,
+    ProtocolError,
+    RecoveringError,
+    TooManyRequestsError,
+)
 from holdfast.statebackends.layout import DIRECTORY_FILE
 
 CONNECT_TIMEOUT_S = 5.0
@@ -312,7 +319,7 @@ class RestClient:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError)),
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError, TooManyRequestsError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._say_waiting,

@@ -607,6 +607,12 @@ class AccessDeniedError(HoldfastError):
     """The only job that the token is for."""
 
 
+class TooManyRequestsError(StorageUnavailableError):
+    """The caller asks more often than it may: ask again later."""
+
+    retry_after_ms: int
+
+
 class TransportSecurityError(HoldfastError):
     """Client and coordinator don't agree on TLS, or the certificate is not trusted: nothing was sent."""
 
