@@ -29,6 +29,7 @@ from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
+from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
 from holdfast.statebackends.layout import DIRECTORY_FILE
@@ -67,11 +68,21 @@ class RestClient:
 
     `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
     raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not recovered the job since its start,
-    NotLeaderError when it is stopping, or when neither it nor the leader that it names leads the job."""
+    NotLeaderError when it is stopping, or when neither it nor the leader that it names leads the job; TransportSecurityError when
+    its certificate is not trusted, or one side speaks no TLS."""
 
-    def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        authorities: str | None = None,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    ) -> None:
+        """`authorities`: certificates that it trusts, PEM; None: those of the system. Raises InvalidConfigError."""
         self.url = check_urls(url)
         self.token = token
+        self.authorities = authorities
         self._reconnect_timeout_s = reconnect_timeout_s
         self._directory: Path | None = None
         self._addresses = MemberAddresses(split_urls(self.url))
@@ -80,7 +91,7 @@ class RestClient:
         self._targets: OrderedDict[str, Target] = OrderedDict()
         """Coordinator to ask about a job, where that is not the one at `url`."""
         self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False, ssl_context=client_context(authorities))
 
     def __repr__(self) -> str:
         return f"RestClient({self.url!r})"
@@ -370,6 +381,9 @@ class RestClient:
         try:
             response = self._pool.request(method, target.url + path, body=body, headers=headers, timeout=timeout or self._timeout)
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            insecure = transport_failure(error, target.url)
+            if insecure is not None:
+                raise insecure from error
             leads = f", which leads job {_job_of(path)} with epoch {target.epoch}" if target.epoch else ""
             message = f"can't reach the coordinator at {target.url}{leads}: {_reason(error)}"
             raise ConnectionLostError(message, url=target.url) from error

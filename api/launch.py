@@ -205,7 +205,7 @@ class Connector:
             settings = client_settings(
                 os.environ, url=options.coordinator_url, token=options.token, state_dir=_local(options.state_directory)
             )
-            client = RestClient(settings.url, settings.token)
+            client = RestClient(settings.url, settings.token, authorities=settings.authorities)
             return Connection(client, client.close)
         directory = _local(options.state_directory)
         if directory is None:
@@ -215,7 +215,8 @@ class Connector:
                 setting="state_dir",
             )
         shared = _embed(directory, options.token, self.exposure)
-        client = RestClient(shared.coordinator.url, shared.coordinator.token)
+        running = shared.coordinator
+        client = RestClient(running.url, running.token, authorities=running.authorities)
 
         release = weakref.finalize(client, _release, shared)  # called once, at the latest when the client is collected
 

@@ -607,6 +607,14 @@ class AccessDeniedError(HoldfastError):
     """The only job that the token is for."""
 
 
+class TransportSecurityError(HoldfastError):
+    """Client and coordinator don't agree on TLS, or the certificate is not trusted: nothing was sent."""
+
+    url: str | None = None
+    reason: str
+    """untrusted, wrong_name, expired, not_yet_valid, plain_http (the port speaks TLS), no_tls (it does not) or handshake."""
+
+
 class ProtocolError(HoldfastError):
     """A frame or message can't be decoded, has a gap, or comes out of turn."""
 

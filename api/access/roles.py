@@ -81,6 +81,8 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/jobs/{jobid}/config", Access.VIEW),
     ("GET", "/jobs/{jobid}/accumulators", Access.VIEW),
     ("GET", "/jobs/{jobid}/execution-result", Access.VIEW),
+    ("GET", "/events", Access.VIEW),
+    ("GET", "/jobs/{jobid}/events", Access.VIEW),
     ("GET", "/jobs/{jobid}/history", Access.VIEW),
     ("GET", "/jobs/{jobid}/series", Access.VIEW),
     ("GET", "/jobs/{jobid}/health", Access.VIEW),

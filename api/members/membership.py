@@ -72,9 +72,11 @@ class Membership:
         open_service: Callable[[], Coordinator],
         announce: Callable[[], None],
         lock_problem: str = "",
+        authorities: str | None = None,
     ) -> None:
         """`open_service`: opens the coordinator of the directory's jobs, to be closed by the membership. `announce`: writes down
-        where the active member listens. `lock` None: this host has none that works, for the reason `lock_problem`."""
+        where the active member listens. `lock` None: this host has none that works, for the reason `lock_problem`.
+        `authorities`: see Peers."""
         self.member = secrets.token_hex(16)
         self.url = url
         self.lock_problem = lock_problem
@@ -83,7 +85,7 @@ class Membership:
         self._config = config
         self._open_service = open_service
         self._announce = announce
-        self._peers = Peers(url)
+        self._peers = Peers(url, authorities)
         self._inbox: queue.SimpleQueue[on.Event | None] = queue.SimpleQueue()
         self._election = Election(self.member, config, lock=lock.identity if lock else "", now_ms=_now_ms())
         self._signs = ThreadPoolExecutor(1, "holdfast-signs")

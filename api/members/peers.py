@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import urllib3
 
 from holdfast.operators.worker.leader_retrieval import is_safe_step
+from holdfast.operators.worker.trust import client_context
 from holdfast.statebackends.errors import NotLeaderError
 
 MEMBER_HEADER = "X-Holdfast-Member"
@@ -24,10 +25,12 @@ CONNECTIONS_MAX = 64
 class Peers:
     """Connections to the other members. Thread-safe."""
 
-    def __init__(self, url: str) -> None:
-        """`url`: of this member; a caller's token goes from here to no less safe a place."""
+    def __init__(self, url: str, authorities: str | None = None) -> None:
+        """`url`: of this member; a caller's token goes from here to no less safe a place. `authorities`: certificates by which the
+        others are known, PEM; None: those of the system."""
         self._url = url
-        self._pool = urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS_MAX, retries=False)
+        context = client_context(authorities)
+        self._pool = urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS_MAX, retries=False, ssl_context=context)
 
     def is_active(self, url: str, member: str, timeout_s: float) -> bool:
         """Probe: whether the process at a URL is this member, and says that it is the active one. No token is sent."""

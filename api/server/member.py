@@ -17,7 +17,9 @@ from holdfast.api.members.membership import Membership, open_lock
 from holdfast.api.members.service import MemberService, as_coordinator
 from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.api.server.server import advertised_url, bind
+from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
+from holdfast.api.tls.live import LiveContext
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.standby.records import Observation
 from holdfast.coordinator.standby.store import observe
@@ -37,6 +39,7 @@ class StandingBy:
     membership: Membership
     listener: socket.socket
     url: str
+    tls: LiveContext | None
 
 
 @contextlib.contextmanager
@@ -46,11 +49,12 @@ def standing_by(settings: ServerSettings, open_service: OpenCoordinator) -> Iter
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(bind(settings))
         url = advertised_url(settings, listener.getsockname()[1])
+        tls = served_tls(settings, url)
         storage = open_storage(settings.location)
         lock, problem = open_lock(settings.state_dir)
         if lock is not None and not settings.takeover:
             _refuse_beside_stranger(settings, lock, storage)
-        record = _record_of(settings, listener, url)
+        record = _record_of(settings, listener, url, tls)
         membership = Membership(
             storage,
             url,
@@ -59,16 +63,19 @@ def standing_by(settings: ServerSettings, open_service: OpenCoordinator) -> Iter
             open_service=lambda: open_service(settings, url),
             announce=lambda: write_run_record(settings.state_dir, record),
             lock_problem=problem,
+            authorities=tls.authorities if tls is not None else None,
         )
         undo.callback(membership.stop)
         if settings.state_url is not None or read_run_record(settings.state_dir) is None:
             write_run_record(settings.state_dir, record)  # the folder is this machine's: any member passes people's requests on
-        yield StandingBy(as_coordinator(MemberService(membership, storage.root)), membership, listener, url)
+        service = as_coordinator(MemberService(membership, storage.root))
+        yield StandingBy(service, membership, listener, url, tls.live if tls is not None else None)
 
 
-def _record_of(settings: ServerSettings, listener: socket.socket, url: str) -> RunRecord:
+def _record_of(settings: ServerSettings, listener: socket.socket, url: str, tls: ServedTls | None) -> RunRecord:
     token_file = None if settings.token_file is None else str(settings.token_file)
-    return RunRecord(url, os.getpid(), socket.gethostname(), int(listener.getsockname()[1]), token_file)
+    ca_file = str(tls.ca_file) if tls is not None and tls.ca_file is not None else None
+    return RunRecord(url, os.getpid(), socket.gethostname(), int(listener.getsockname()[1]), token_file, ca_file)
 
 
 def _refuse_beside_stranger(settings: ServerSettings, lock: HostLock, storage: Storage) -> None:

@@ -69,6 +69,7 @@ from holdfast.operators.worker.session_events import (
     refuse_post,
     refuse_registration,
 )
+from holdfast.operators.worker.trust import authorities_of, client_context, transport_failure
 from holdfast.statebackends.errors import (
     ERROR_CLASSES,
     AuthenticationError,
@@ -123,6 +124,10 @@ class UnreachableError(HoldfastError):
     """The request got no answer."""
 
 
+class UntrustedError(UnreachableError):
+    """The request was not sent: TLS is missing on one side, or the certificate is not trusted."""
+
+
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
     """Address and token of the coordinator."""
@@ -133,6 +138,11 @@ class CoordinatorAddress:
     state_directory: str | None = None
     """Directory in which a coordinator that restarted elsewhere writes its URL; None: it never moves, or this machine can't see the
     directory."""
+    authorities: str | None = None
+    """Certificates to trust, PEM; None: those that the coordinator published in its directory, or the system's."""
+
+    def __repr__(self) -> str:
+        return f"CoordinatorAddress({self.url!r})"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -166,7 +176,14 @@ class CoordinatorHttp:
         if address.token:
             headers["Authorization"] = f"Bearer {address.token}"
         self._headers = headers
-        self._pool = urllib3.PoolManager(num_pools=4, maxsize=4, headers=headers, retries=False)
+        self._authorities = address.authorities
+        self._pool = self._new_pool()
+        self._said = ""
+        """What was last logged of TLS."""
+
+    def _new_pool(self) -> urllib3.PoolManager:
+        context = client_context(self._authorities or authorities_of(self._address.state_directory))
+        return urllib3.PoolManager(num_pools=4, maxsize=4, headers=self._headers, retries=False, ssl_context=context)
 
     @property
     def target(self) -> Target:
@@ -180,6 +197,18 @@ class CoordinatorHttp:
             return
         answered = None if isinstance(error, UnreachableError) else error
         self._target = next_target(self._target, answered, self._next_address)
+        if isinstance(error, UntrustedError) and self._authorities is None:
+            before, self._pool = self._pool, self._new_pool()  # one that has TLS since its restart published what to trust
+            before.clear()
+
+    def _unreachable(self, error: Exception, url: str) -> UnreachableError:
+        insecure = transport_failure(error, url)
+        if insecure is None:
+            return UnreachableError(str(error))
+        if insecure.message != self._said:
+            log.warning("%s", insecure)
+            self._said = insecure.message
+        return UntrustedError(insecure.message)
 
     def learn(self, members: Sequence[str]) -> None:
         """Take over what a coordinator says about its members; on the control thread, as `failed`."""
@@ -206,7 +235,7 @@ class CoordinatorHttp:
         try:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(str(error)) from error
+            raise self._unreachable(error, target.url) from error
         check_answer(answer.status, answer.headers, answer.data)
         return None if kind is None else codec.decode(answer.data, kind)
 
@@ -223,7 +252,7 @@ class CoordinatorHttp:
                 preload_content=False,
             )
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(str(error)) from error
+            raise self._unreachable(error, self._target.url) from error
         if answer.status != 200:
             data = answer.read()
             answer.release_conn()

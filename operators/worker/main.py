@@ -91,6 +91,8 @@ class WorkerSpec:
     """1, 2, 3 ... per slot: number of this start of the slot's worker."""
     launch_token: str = ""
     """Proof of the spawn for the coordinator: see barriers/launches.py."""
+    authorities: str | None = None
+    """Certificates that it trusts, PEM; None: what the coordinator's directory has, or those of the system."""
     unix_sockets: bool = True
     """False: peers on the same host use the port, and encryption, too."""
 
@@ -187,7 +189,8 @@ def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> Local
 def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
     """Address of the coordinator; a different state directory at the same path says nothing about it."""
     is_shared = spec.directory_nonce in ("", directory_nonce)
-    return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+    directory = spec.state_directory if is_shared else None
+    return CoordinatorAddress(spec.coordinator_url, spec.token, directory, spec.authorities)
 
 
 def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, transport: ZmqTransport) -> WorkerIdentity:

@@ -258,7 +258,7 @@ class Members(RuleBasedStateMachine):
 
 
 def test_members_take_over_for_a_reason_and_step_down_when_they_have_lost() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Members,
         settings=settings(
             max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
