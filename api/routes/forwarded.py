@@ -50,6 +50,8 @@ _NOT_SENT = _HOP_BY_HOP | {
 """Of a request besides: what is about this member's address, was judged here, or is sent by a browser of itself."""
 _NOT_ANSWERED = _HOP_BY_HOP | {"set-cookie", "date", "server"}
 _CHANGING_BY_GET = "/yarn-cancel"
+_STREAMING = "/events"
+"""End of the paths of event streams."""
 
 
 class ForwardToActive:
@@ -92,7 +94,7 @@ class ForwardToActive:
         active = self._membership.active()
         if active is None or active.member == self._membership.member:
             raise self._not_active()
-        is_stream = b"text/event-stream" in header_of(scope, b"accept")
+        is_stream = scope["path"].endswith(_STREAMING) or b"text/event-stream" in header_of(scope, b"accept")
         places = self._streams if is_stream else self._requests
         async with held_body(Request(scope, receive), _BODY) as body:
             await _take(places, wait_s=0.0 if is_stream else PLACE_TIMEOUT_S)
@@ -139,7 +141,6 @@ class ForwardToActive:
         finally:
             leaving.cancel()
             answer.close()
-
 
     async def _next_chunk(self, answer: urllib3.BaseHTTPResponse) -> bytes | None:
         """Bytes that have arrived; empty at the end, None when the connection broke."""
