@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import urllib3
@@ -37,12 +38,16 @@ class MemberProcess:
         takeover_after_ms: int | None = None,
         has_locks: bool = True,
         options: tuple[str, ...] = ("--ha",),
+        state_dir: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`state_dir`: None is `<folder>/state`. `environment`: beside this process's."""
         self.log = folder / f"member-{name}.log"
         self._announced = folder / f"member-{name}.json"
         program = ["-m", "holdfast"] if has_locks else ["-c", WITHOUT_LOCKS]
-        command = [sys.executable, *program, "serve", *options, "--json", "--port", "0", "--state-dir", str(folder / "state")]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        state = state_dir or str(folder / "state")
+        command = [sys.executable, *program, "serve", *options, "--json", "--port", "0", "--state-dir", state]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
         if takeover_after_ms is not None:
             environment["HOLDFAST_TAKEOVER_AFTER_MS"] = str(takeover_after_ms)
         with self.log.open("ab") as log, self._announced.open("wb") as announced:
