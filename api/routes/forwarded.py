@@ -53,6 +53,8 @@ _NOT_ANSWERED = _HOP_BY_HOP | {"set-cookie", "date", "server"}
 _CHANGING_BY_GET = "/yarn-cancel"
 _PAGES, _LOGIN = "/ui/", "/ui/login"
 """Pages, which are the same everywhere, and where a session of one member begins."""
+_STREAMING = "/events"
+"""End of the paths of event streams."""
 
 
 class ForwardToActive:
@@ -99,7 +101,7 @@ class ForwardToActive:
         active = self._membership.active()
         if active is None or active.member == self._membership.member:
             raise self._not_active()
-        is_stream = b"text/event-stream" in header_of(scope, b"accept")
+        is_stream = scope["path"].endswith(_STREAMING) or b"text/event-stream" in header_of(scope, b"accept")
         places = self._streams if is_stream else self._requests
         async with held_body(Request(scope, receive), _BODY) as body:
             await _take(places, wait_s=0.0 if is_stream else PLACE_TIMEOUT_S)
