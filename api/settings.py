@@ -70,6 +70,8 @@ class ServerSettings:
     connections_max: int = CONNECTIONS_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
     log_level: str | None = None
     """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
@@ -163,6 +165,7 @@ def server_settings(
     no_token: bool = False,
     takeover: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -184,6 +187,7 @@ def server_settings(
         takeover=takeover,
         state_url=remote,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),

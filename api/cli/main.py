@@ -195,6 +195,9 @@ def serve(
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
     ] = None,
+    webhooks: Annotated[
+        Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")
     ] = None,
@@ -216,6 +219,7 @@ def serve(
         no_token=no_token,
         takeover=takeover,
         flink_ui=flink_ui,
+        webhooks=webhooks,
         log_level=log_level,
         log_format=log_format,
     )

@@ -24,6 +24,8 @@ from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhook_file import read_webhooks
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
@@ -90,8 +92,10 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
     app.state.events = EventStreams()
+    receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
     app.include_router(health.router)
     app.include_router(page.router)
     app.include_router(jobs.router)

@@ -17,6 +17,7 @@ import uvicorn
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
 from holdfast.api.run_record import read_run_record
@@ -155,6 +156,7 @@ class RestServer(uvicorn.Server):
         self._service = service
         self._audit: AuditLog = app.state.audit
         self._events: EventStreams = app.state.events
+        self._webhooks: Webhooks = app.state.webhooks
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,12 +164,14 @@ class RestServer(uvicorn.Server):
         for listener in sockets or []:
             listener.listen(_BACKLOG)
         self._on_started()
+        self._webhooks.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
 
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._events.close()
+        self._webhooks.close()
         self._service.close()
         await super().shutdown(sockets=sockets)
         self._audit.close()
