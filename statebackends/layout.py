@@ -65,13 +65,15 @@ AUDIT_FOLDER = f"{SERVICE_FOLDER}/audit"
 """Chains of the audit log."""
 WEBHOOKS_FOLDER = f"{SERVICE_FOLDER}/webhooks"
 """Where each webhook has got to."""
+DOCTOR_FOLDER = f"{SERVICE_FOLDER}/doctor"
+"""Folder of files by which `holdfast doctor` tries a storage; it deletes them."""
 FSCK_FOLDER = "_fsck"
 """Folder of temporary files by which a repair reads the clock of the storage."""
 
 _DIRECTORY_FILES = re.compile(
     rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}"
     rf"|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json|{AUDIT_FOLDER}/[0-9a-f]+-[0-9]+\.jsonl"
-    rf"|{WEBHOOKS_FOLDER}/[a-z0-9-]+/[0-9]+\.json"
+    rf"|{WEBHOOKS_FOLDER}/[a-z0-9-]+/[0-9]+\.json|{DOCTOR_FOLDER}/[0-9a-f]+/[a-z0-9-]+"
 )
 _AUDIT_FILE = re.compile(rf"{AUDIT_FOLDER}/([0-9a-f]{{1,64}})-([0-9]{{1,12}})\.jsonl")
 
@@ -90,6 +92,11 @@ def parse_audit_path(path: str) -> tuple[str, int]:
     """Chain and number of a file of the audit log; ("", -1) for any other path."""
     found = _AUDIT_FILE.fullmatch(path)
     return (found[1], int(found[2])) if found is not None else ("", -1)
+
+
+def doctor_folder(nonce: str) -> str:
+    """Folder of one run of `holdfast doctor`."""
+    return f"{DOCTOR_FOLDER}/{nonce}"
 
 
 def webhook_folder(name: str) -> str:
