@@ -71,6 +71,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/overview", Access.VIEW),
     ("GET", "/config", Access.VIEW),
     ("GET", "/totals", Access.VIEW),
+    ("GET", "/members", Access.VIEW),
     ("GET", "/jobs", Access.VIEW),
     ("POST", "/jobs", Access.OPERATE),
     ("POST", "/preflight", Access.OPERATE),

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,12 +18,19 @@ from holdfast.api.events.delivery import Delivery, Outcome, Then
 from holdfast.api.events.follower import JOBS_MAX, Follower, ReadHistory, Told
 from holdfast.api.events.sender import Sender
 from holdfast.api.events.webhook_file import Webhook
-from holdfast.coordinator.history.feed import RECORDS_MAX
+from holdfast.coordinator.history.feed import RECORDS_MAX, HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, HistoryPage, Position
 from holdfast.coordinator.history.store import HistoryQuery, parse_position
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
-from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
+from holdfast.statebackends.errors import (
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+    NotLeaderError,
+    ObjectMissingError,
+    RecoveringError,
+)
 from holdfast.statebackends.layout import parse_webhook_places, webhook_folder, webhook_places
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFolder, PutIfAbsent, ReadFile, Storage, run_flow
@@ -90,7 +97,10 @@ class _Runner:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._sender = Sender(webhook)
-        self._follower = Follower(service.feed)
+        self._feed: HistoryFeed | None = None
+        """Of the leadership that this follows; None: it has not begun, or this process leads no more."""
+        self._follower = Follower(HistoryFeed())
+        self._leave: Callable[[], None] = _nothing
         self._waiting: deque[Told] = deque()
         self._done: dict[str, Position] = {}
         """Job -> the last event that needs no more sending."""
@@ -114,23 +124,22 @@ class _Runner:
         return 0.0 if since_ms is None else max(0.0, (_now_ms() - since_ms) / 1000)
 
     def _run(self) -> None:
-        leave = self._service.feed.listen(self._ready.set)
-        try:
-            while not self._stopping.is_set() and not self._attempt(self._begin):
-                self._stopping.wait(PAUSE_S if self._service.ready else IDLE_S)
-            while not self._stopping.is_set():
-                if not self._attempt(self._turn):
-                    self._stopping.wait(PAUSE_S)
-            if self._is_unstored:
-                self._attempt(self._store)
-        finally:
-            leave()
+        while not self._stopping.is_set():
+            if self._feed is None:
+                if not self._attempt(self._begin):
+                    self._stopping.wait(IDLE_S)
+            elif not self._attempt(self._turn):
+                self._stopping.wait(PAUSE_S)
+        if self._is_unstored:
+            self._attempt(self._store)
+        self._leave()
 
-    def _attempt(self, act: object) -> bool:
+    def _attempt(self, act: Callable[[], bool]) -> bool:
         """Whether it went through; whatever fails is tried again, as nothing else starts this thread anew."""
-        assert callable(act)
         try:
-            return act() is not False
+            return act()
+        except (NotLeaderError, RecoveringError):
+            self._end()
         except HoldfastError as error:
             self._tell(f"storage or service fails, and is asked again: {error.message}")
         except Exception:
@@ -145,7 +154,9 @@ class _Runner:
             log.warning("webhook %s: %s", self.webhook.name, text, extra={"fields": fields})
 
     def _begin(self) -> bool:
-        """Go on where the last coordinator ended; a new webhook begins with what happens from now on. False: too early."""
+        """Go on where the last leader ended; a new webhook begins with what happens from now on. False: too early. Raises
+        NotLeaderError in a process that stands by."""
+        feed = self._service.feed
         if not self._service.ready:
             return False
         self._storage = self._storage or open_storage(self._location)
@@ -153,20 +164,32 @@ class _Runner:
         names = {job.job_id: job.name for job in self._service.jobs()}
         if found is None:
             self._done = {job_id: self._newest(job_id) for job_id in names}
-            for record in self._service.feed.read(0, RECORDS_MAX).records:  # some may be in no file yet
+            for record in feed.read(0, RECORDS_MAX).records:  # some may be in no file yet
                 at = Position(record.epoch, record.number)
                 self._done[record.job_id] = max(at, self._done.get(record.job_id, at))
             found = self._done
             self._store()
         self._done = dict(found)
+        self._waiting.clear()
+        self._follower = Follower(feed)
         self._follower.go_on(found, names)
+        self._leave = feed.listen(self._ready.set)
+        self._feed = feed
         return True
+
+    def _end(self) -> None:
+        """This process leads no more: whoever does goes on from what is stored."""
+        self._leave()
+        self._leave, self._feed = _nothing, None
 
     def _newest(self, job_id: str) -> Position:
         page = self._service.history(job_id, HistoryQuery(limit=1, newest=True))
         return max((Position(each.epoch, each.number) for each in page.entries), default=Position(0, 0))
 
     def _turn(self) -> bool:
+        if self._service.feed is not self._feed:
+            self._end()
+            return True
         if not self._waiting:
             self._fetch()
         if self._is_unstored and time.monotonic() - self._stored_s >= STORE_EVERY_S:
@@ -219,10 +242,11 @@ class _Runner:
                 self._done[told.job_id] = at
                 self._is_unstored = True
 
-    def _store(self) -> None:
+    def _store(self) -> bool:
         self._storage = self._storage or open_storage(self._location)
         self._number = run_flow(store_places(self.webhook.name, self._number, self._done), self._storage)
         self._stored_s, self._is_unstored = time.monotonic(), False
+        return True
 
 
 class Webhooks:
@@ -248,6 +272,10 @@ class Webhooks:
     def numbers(self) -> list[tuple[str, dict[str, int], float]]:
         """Name, tries by outcome, and seconds of its trouble, of each webhook."""
         return [(each.webhook.name, dict(each.delivery.counts), each.failing_s) for each in self._runners]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _now_ms() -> int:

@@ -20,7 +20,7 @@ from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
 from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError, NotFoundError
 
-OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
+OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz", "/leader", "/standby"}
 """Paths that need no token; they reveal nothing about jobs."""
 
 CALLER = "holdfast.caller"

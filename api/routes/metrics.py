@@ -430,7 +430,7 @@ class EventCollector(Collector):
         yield GaugeMetricFamily("holdfast_event_streams", "Open event streams.", value=self._streams.count)
         closed = CounterMetricFamily(
             "holdfast_event_streams_closed",
-            "Event streams that ended, by reason: reader (left), slow, access (revoked), storage, stopping.",
+            "Event streams that ended, by reason: reader (left), slow, access (revoked), leader (lost), storage, stopping.",
             labels=("reason",),
         )
         for reason, count in sorted(dict(self._streams.closed).items()):

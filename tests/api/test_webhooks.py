@@ -27,8 +27,9 @@ from holdfast.api.events.webhooks import Webhooks, read_places, store_places
 from holdfast.api.logs import writing_log
 from holdfast.api.server.main import serve
 from holdfast.api.settings import server_settings
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, Position
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError
 from holdfast.statebackends.layout import is_directory_file, webhook_places
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, run_flow
@@ -441,3 +442,38 @@ def test_a_start_with_a_wrong_file_of_webhooks_is_refused(tmp_path: Path) -> Non
     settings = server_settings({}, state_dir=tmp_path / "state", webhooks=write(tmp_path / "webhooks.toml", "x"))
     with pytest.raises(InvalidConfigError, match="no TOML"):
         serve(settings, announce=lambda text: None)
+
+
+class Member(FakeCoordinator):
+    """One that leads, or stands by."""
+
+    leads = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("feed", "jobs", "history") and not object.__getattribute__(self, "leads"):
+            raise NotLeaderError("it stands by")
+        return object.__getattribute__(self, name)
+
+
+def test_a_member_sends_while_it_leads_and_what_it_missed_when_it_leads_again(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = Member()
+    object.__setattr__(member, "history", history_of([]))
+    with contextlib.ExitStack() as stack:
+        started = Webhooks((Webhook("pager", f"http://127.0.0.1:{receiver.port}/", KEY),), member, str(tmp_path))
+        stack.callback(started.close)
+        started.start()
+        member.leads = True
+        eventually("it has begun", lambda: open_storage(str(tmp_path)).execute(ListFiles("_service/webhooks")))
+        publish(member, 1)
+        eventually("it is taken", lambda: receiver.taken == ["7-1"])
+        member.leads = False
+        eventually("it stands by", lambda: started._runners[0]._feed is None)
+        object.__setattr__(member, "history", history_of([HistoryEntry(7, number, AT_MS, "state", {}) for number in (1, 2, 3)]))
+        member.feed = HistoryFeed()
+        member.leads = True
+        publish(member, 1, epoch=9)
+        eventually("all are taken", lambda: receiver.taken[-1:] == ["9-1"])
+    assert list(dict.fromkeys(receiver.taken)) == ["7-1", "7-2", "7-3", "9-1"], "in order; some may come twice"
+    assert not caplog.records, "standing by is no trouble"
