@@ -96,6 +96,8 @@ class ServerSettings:
     requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
     ha: bool = False
     """One of several members on the state directory, of which one is active."""
     takeover_after_ms: int | None = None
@@ -215,6 +217,7 @@ def server_settings(
     takeover: bool = False,
     ha: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -246,6 +249,7 @@ def server_settings(
         ha=ha,
         state_url=remote,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),

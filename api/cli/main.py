@@ -234,6 +234,9 @@ def serve(
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
     ] = None,
+    webhooks: Annotated[
+        Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
@@ -259,10 +262,42 @@ def serve(
         takeover=takeover,
         ha=ha,
         flink_ui=flink_ui,
+        webhooks=webhooks,
         log_level=log_level,
         log_format=log_format,
     )
     run(settings, announce=console.show_line, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    state_dir: StateDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate of the coordinator, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
+    authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
+    spark_conf: Annotated[
+        Path | None, typer.Option("--spark-conf", help="A spark-defaults.conf; the one that Spark would read if left out.")
+    ] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark, and ask its executors what they reach.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong with this host, a state directory, a coordinator and the way to it: each fault with its fix. Exit code
+    0 if all is well, 1 with warnings, 2 with faults."""
+    from holdfast.api.cli.examination import show_examination  # imports libraries that no other command needs
+
+    code = show_examination(
+        os.environ,
+        state_dir=state_dir,
+        url=url,
+        token_file=token_file,
+        tls=(certificate, key, authority),
+        spark_conf=spark_conf,
+        asks_spark=spark,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 @app.command()

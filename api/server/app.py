@@ -27,6 +27,8 @@ from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhook_file import read_webhooks
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
@@ -120,8 +122,10 @@ def create_app(
     app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
     app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
+    receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
