@@ -22,6 +22,7 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     StatusBatch,
+    WorkerAnswer,
     clip,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
@@ -31,6 +32,7 @@ from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.explain.records import Explanation, HealthView
@@ -43,6 +45,7 @@ from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -105,7 +108,8 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock)
+        self._questions = WorkerQuestions(self._calls, clock)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions)
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
@@ -219,6 +223,9 @@ class CoordinatorService:
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._calls.call_in_session(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, message))
+
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.AnswerReceived(ticket, answer))
 
     # ----------------------------------------------------------------------------------------------- requests of users
 
@@ -356,6 +363,9 @@ class CoordinatorService:
 
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         return self._diagnosis.explain(job_id, checkpoint_id)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._questions.ask(question)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
+from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState, WorkerAnswer
 from holdfast.coordinator.totals import Totals
 
 
@@ -435,6 +435,14 @@ class SavepointPlaces(msgspec.Struct, frozen=True):
     """`savepoint_directory` of jobs."""
     folders: frozenset[str] = frozenset()
     """Folders of single savepoints."""
+
+
+class AnswerView(msgspec.Struct, frozen=True):
+    """What a worker said about itself."""
+
+    answer: WorkerAnswer
+    as_of_ms: int
+    """When it arrived, wall clock."""
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -32,15 +32,21 @@ from holdfast.barriers.messages import (
     AckBatch,
     AckStatus,
     CheckpointKind,
+    CodeLine,
     Heartbeat,
+    LogTail,
     NumberedCommand,
+    QuestionKind,
     Registered,
     RegisterWorker,
+    SampledStack,
     StatusBatch,
     SubtaskMetrics,
     TaskState,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.dispatcher.questions import Question
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
@@ -50,6 +56,7 @@ from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -189,6 +196,26 @@ def make_stats() -> CheckpointStatsView:
     )
 
 
+def make_answer(kind: QuestionKind) -> WorkerAnswer:
+    """The loop works for the sink, in a function that sleeps, and twice in one that computes."""
+    answer = WorkerAnswer(1, 0, "s1", 2, "q1", kind.value)
+    if kind is QuestionKind.LOG:
+        return msgspec.structs.replace(answer, log=LogTail("INFO one\nWARNING two\n", 6_500, 3))
+    code = (
+        CodeLine("Worker.run", "/p/loop.py", 10, own=True),
+        CodeLine("slow", "/job.py", 42),
+        CodeLine("quick", "/job.py", 50),
+        CodeLine("ThreadPool._serve", "/p/pool.py", 9, own=True),
+    )
+    stacks = (
+        SampledStack("pool", (3,), 20, 0, 19, idle=True),
+        SampledStack("MainThread", (0, 1), 12, 1, 10, SINK, 0),
+        SampledStack("MainThread", (0, 2), 6, 6, 0, SINK, 0),
+        SampledStack("MainThread", (0,), 2, 0, 2, SOURCE, 0),
+    )
+    return msgspec.structs.replace(answer, samples=20, sampled_ms=1_000, code=code, stacks=stacks)
+
+
 class FakeSubscription:
     """A command stream that a test feeds."""
 
@@ -320,6 +347,12 @@ class FakeCoordinator:
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._later(1, "heartbeat", job_id, message)
+
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._later(None, "answer", job_id, answer)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._later(AnswerView(make_answer(question.kind), 7_000), "ask", question.job_id, question.slot, question.kind)
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
         self._called("request_checkpoint", job_id, trigger_id, *(() if mode == AS_CONFIGURED else (mode,)))
