@@ -8,7 +8,7 @@ until this process has recovered it after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -42,7 +42,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 
 
@@ -207,11 +207,15 @@ class Coordinator(Protocol):
 
     def job(self, job_id: str) -> JobView: ...
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        """A job and its checkpoints of one view."""
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        """All jobs, or some, that began last first; each is of one view. A job that can't be shown is left out."""
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView: ...
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView: ...
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
 

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -57,7 +57,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
@@ -332,14 +332,17 @@ class CoordinatorService:
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return self._queries.whole_job(job_id)
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        return self._queries.whole_jobs(job_ids, live_only=live_only)
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         return self._queries.checkpoints(job_id)
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
         return self._queries.checkpoint(job_id, checkpoint_id)
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        return self._queries.checkpoint_vertex(job_id, checkpoint_id, vertex)
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)

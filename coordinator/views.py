@@ -145,6 +145,13 @@ class JobView(msgspec.Struct, frozen=True):
     """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
 
 
+class WholeJobView(msgspec.Struct, frozen=True):
+    """One job and its checkpoints, as they were at one moment."""
+
+    job: JobView
+    checkpoints: CheckpointStatsView
+
+
 class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     """One subtask's part of one checkpoint; `ack_ms` is -1 while it is missing."""
 

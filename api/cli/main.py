@@ -149,7 +149,7 @@ class JobReader(Protocol):
     def checkpoints(self, job_id: str) -> dict[str, Any]: ...
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]: ...
 
 
@@ -275,6 +275,9 @@ def history(
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
     ] = "",
+    before: Annotated[
+        str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show the newest of those in front of this one.")
+    ] = "",
     url: Url = None,
     token_file: TokenFile = None,
     state_dir: StateDir = None,
@@ -285,7 +288,7 @@ def history(
     jobs that have ended, and without a coordinator from the state directory."""
     client = connect_to_read(url, token_file, state_dir, offline=offline)
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after)
+    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after, before=before)
     if as_json:
         console.show_json(found)
     else:

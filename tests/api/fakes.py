@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,7 @@ from holdfast.coordinator.views import (
     TriggerView,
     VertexCheckpointView,
     VertexView,
+    WholeJobView,
     WorkerView,
 )
 from holdfast.statebackends.errors import NotFoundError
@@ -421,6 +422,16 @@ class FakeCoordinator:
         self._called("job", job_id)
         return make_job(self.state, self.pressure)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return WholeJobView(self.job(job_id), self.checkpoints(job_id))
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        known = [job for job in self.jobs() if (job_ids is None or job.job_id in job_ids) and not (live_only and job.is_terminal)]
+        return tuple(
+            WholeJobView(msgspec.structs.replace(self.job(job.job_id), overview=job), self.checkpoints(job.job_id))
+            for job in sorted(known, key=lambda each: -each.start_ms)
+        )
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         self._called("checkpoints", job_id)
         return make_stats()
@@ -431,12 +442,6 @@ class FakeCoordinator:
         if not found:
             raise NotFoundError(f"no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return found[0]
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        vertices = self.checkpoint(job_id, checkpoint_id).vertices
-        if vertex not in vertices:
-            raise NotFoundError(f"no vertex {vertex}", job=job_id, vertex=vertex)
-        return vertices[vertex]
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)

@@ -14,11 +14,12 @@ from holdfast.api.flink.vertex_schemas import AggregatedMetric
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
 from holdfast.api.routes.questions import ask_workers
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import LogTail, QuestionKind
 from holdfast.coordinator.dispatcher.questions import Question
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import AnswerView, JobView
-from holdfast.statebackends.errors import NotFoundError, NotLeaderError, QuestionNotKnownError
+from holdfast.statebackends.errors import NotFoundError, QuestionNotKnownError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
@@ -27,23 +28,18 @@ FileName = Annotated[str, Path(alias="filename", max_length=200)]
 
 
 def _jobs(service: Coordinator) -> Iterator[JobView]:
-    """Those that may have workers. One that has gone to another coordinator meanwhile is left out."""
-    for overview in service.jobs():
-        if not overview.is_terminal:
-            try:
-                yield service.job(overview.job_id)
-            except (NotFoundError, NotLeaderError):
-                continue
+    """Those that may have workers, each as it was at one moment."""
+    return (view.job for view in service.whole_jobs(live_only=True))
 
 
-@router.get("/taskmanagers")
+@router.get("/taskmanagers", **VIEWED)
 def task_managers(service: Service) -> shapes.TaskManagers:
     """All workers that hold a slot."""
     found = [render_workers.task_manager(view, worker) for view in _jobs(service) for worker in render_workers.workers_of(view)]
     return shapes.TaskManagers(taskmanagers=found)
 
 
-@router.get("/taskmanagers/metrics", response_model_exclude_none=True)
+@router.get("/taskmanagers/metrics", response_model_exclude_none=True, **VIEWED)
 def task_managers_metrics(
     service: Service, wanted: Wanted, get: MetricNames = None, taskmanagers: Things = None
 ) -> list[AggregatedMetric]:
@@ -58,14 +54,14 @@ def task_managers_metrics(
     return aggregated(found, get, wanted)
 
 
-@router.get("/taskmanagers/{taskmanagerid}")
+@router.get("/taskmanagers/{taskmanagerid}", **VIEWED)
 def task_manager(service: Service, named: WorkerId) -> shapes.TaskManagerDetails:
     """One worker."""
     job_id, slot = render_workers.parse_worker_id(named)
     return render_workers.task_manager_details(service.job(job_id), slot)
 
 
-@router.get("/taskmanagers/{taskmanagerid}/metrics")
+@router.get("/taskmanagers/{taskmanagerid}/metrics", **VIEWED)
 def task_manager_metrics(
     service: Service, named: WorkerId, get: MetricNames = None
 ) -> list[schemas.Metric] | list[schemas.MetricName]:
