@@ -169,14 +169,15 @@ class RestClient:
         return _decode(lambda: [dict(each) for each in answer["series"]], self.url)
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
-        query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
-        return self._get(f"/v1/jobs/{job_id}/history?{query}")
+        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records, in front of
+        `before` if that is given; `since` is then the `before` of the page in front of them, empty if nothing is."""
+        query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
+        return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
 
     def health(self, job_id: str) -> HealthView:
         """Whether the job is safe, why it is slow, and where it will resume."""

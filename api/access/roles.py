@@ -152,6 +152,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("POST", "/jobs/{jobid}/workers/{}/acks", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/states", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/heartbeat", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/{}/answers", Access.WORK),
     *((method, path, Access.ADMINISTER) for method, path in (
         ("DELETE", "/cluster"),
         ("GET", "/taskmanagers/{}/profiler/{}"),

@@ -159,7 +159,7 @@ class JobReader(Protocol):
     def checkpoints(self, job_id: str) -> dict[str, Any]: ...
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]: ...
 
 
@@ -358,6 +358,9 @@ def history(
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
     ] = "",
+    before: Annotated[
+        str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show the newest of those in front of this one.")
+    ] = "",
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -369,7 +372,7 @@ def history(
     jobs that have ended, and without a coordinator from the state directory."""
     client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after)
+    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after, before=before)
     if as_json:
         console.show_json(found)
     else:

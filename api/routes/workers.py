@@ -24,6 +24,7 @@ from holdfast.api.routes.common import (
     ERRORS,
     REGISTRATION,
     REPORT,
+    WORKER_ANSWER,
     JobId,
     Service,
     Slot,
@@ -33,7 +34,16 @@ from holdfast.api.routes.common import (
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.coordinator.totals import NOTHING
 from holdfast.coordinator.views import JobView, WorkerView
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, RecoveringError
@@ -249,6 +259,16 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
     return LeaderEpoch(epoch=epoch)
+
+
+@router.post("/{slot}/answers", openapi_extra=describe_record(WorkerAnswer))
+async def answers(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+    """What a worker says to a question that came with its command stream."""
+    message = await read_record(request, WorkerAnswer, WORKER_ANSWER)
+    _match("slot", message.slot, slot)
+    await asyncio.wrap_future(service.answer_async(job_id, message))
+    prove(request.scope, CallerKind.WORKER)
+    return schemas.Empty()
 
 
 def _check_submission(request: Request, submission: int) -> None:
