@@ -26,6 +26,7 @@ from holdfast.statebackends.errors import (
     ProtocolError,
     RecoveringError,
     RestoreError,
+    SnapshotLabelledError,
     StorageUnavailableError,
 )
 
@@ -90,6 +91,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (BodyTooLargeError, 413),
     (FencedError, 409),
     (JobExistsError, 409),
+    (SnapshotLabelledError, 409),
     (StorageUnavailableError, 503),
     (InvalidConfigError, 400),
     (RestoreError, 400),

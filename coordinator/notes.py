@@ -71,7 +71,15 @@ class RequestEnded(msgspec.Struct, frozen=True):
     """Checkpoints that were begun for it."""
 
 
-Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
+class LabelChanged(msgspec.Struct, frozen=True):
+    """A user gave a snapshot a label, or removed one."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+
+
+Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded | LabelChanged
 
 Action = TypeVar("Action")
 

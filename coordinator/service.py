@@ -30,6 +30,7 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
@@ -40,6 +41,7 @@ from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
+from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
@@ -106,6 +108,9 @@ class CoordinatorService:
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
         self._diagnosis = Diagnosis(self._calls, self._storage.root, clock)
+        self._labels = JobLabels(
+            self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
+        )
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
@@ -255,6 +260,18 @@ class CoordinatorService:
         self._calls.wait_for(self._calls.call(job_id, lambda ticket: job_events.SettingsRequested(ticket, settings)))
         return self._queries.checkpoint_config(job_id)
 
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        return self._labels.add(job_id, checkpoint_id, label)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        return self._labels.remove(job_id, label, checkpoint_id)
+
+    def _clear_recorded(self, job_id: str) -> None:
+        """Delete what a job that ended before this process began keeps no longer."""
+        with self._registry.lock_of(job_id):
+            if not self._closed and self._registry.find(job_id) is None:
+                self._perform(self._host.recover_job(job_id))
+
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
             self._calls.wait_for(self._calls.call(job_id, job_events.CancelRequested))
@@ -350,6 +367,9 @@ class CoordinatorService:
             self._recovery.check(job_id)
             raise NotFoundError(f"job {job_id} not found", job=job_id)
         return page
+
+    def labels(self, job_id: str) -> LabelList:
+        return self._labels.list(job_id)
 
     def health(self, job_id: str) -> HealthView:
         return self._diagnosis.health(job_id)

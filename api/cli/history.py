@@ -91,6 +91,10 @@ def _request(facts: _Facts) -> str:
     return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
 
 
+def _label(facts: _Facts) -> str:
+    return f"checkpoint {facts['id']} {'has no longer' if facts['removed'] else 'has'} the label {facts['label']}"
+
+
 _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "leader": _leader,
     "state": _state,
@@ -98,4 +102,5 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "restart": _restart,
     "checkpoint": _checkpoint,
     "request": _request,
+    "label": _label,
 }

@@ -22,6 +22,7 @@ from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.history import show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
+from holdfast.api.cli.snapshot_life import show_labels
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
@@ -152,6 +153,16 @@ class JobReader(Protocol):
         self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
     ) -> dict[str, Any]: ...
 
+    def labels(self, job_id: str) -> dict[str, Any]: ...
+
+
+class Labeller(JobReader, Protocol):
+    """What changes labels."""
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]: ...
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]: ...
+
 
 def resolve_job(client: JobReader, text: str) -> str:
     """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError, AccessDeniedError."""
@@ -270,7 +281,10 @@ def history(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these: leader, state, failure, restart, checkpoint, request; separated by commas.")
+        str,
+        typer.Option(
+            "--kinds", help="Only these: leader, state, failure, restart, checkpoint, request, label; separated by commas."
+        ),
     ] = "",
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
@@ -386,6 +400,53 @@ def _naming_records(job: str) -> Iterator[None]:
     except ConnectionLostError as error:
         hint = f"`holdfast checkpoints {job} --offline --state-dir DIR` shows what is on record"
         raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
+
+
+@app.command()
+def label(
+    job: Job,
+    number: Annotated[int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The label: letters, digits, '.', '_', '-'.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Give a checkpoint or savepoint a label: it is not deleted until the label is removed, and restore="label:NAME" starts from
+    it. With JOB alone: list the job's labels.
+
+    With --offline the state directory itself is changed, beside a coordinator or without one; that one's next recovery of the job
+    deletes what is kept no longer."""
+    if (number is None) != (name is None) or (remove and name is None):
+        raise InvalidConfigError("a label needs both: `holdfast label JOB ID NAME`; JOB alone lists labels", setting="label")
+    if number is None or name is None:
+        reader = connect_to_read(url, token_file, state_dir, offline=offline)
+        show_labels(reader.labels(resolve_job(reader, job)), as_json=as_json)
+        return
+    client = _changing(url, token_file, state_dir, offline=offline)
+    job_id = resolve_job(client, job)
+    if remove:
+        shown = client.remove_label(job_id, name, number)[0]
+    else:
+        shown = client.add_label(job_id, number, name)
+    if as_json:
+        console.show_json(shown)
+    else:
+        done = "removed from " if remove else ""
+        console.show_line(f"{shown['label']}: {done}{shown['kind']} {shown['checkpoint_id']} {shown['location']}")
+
+
+def _changing(url: str | None, token_file: Path | None, state_dir: str | None, *, offline: bool) -> Labeller:
+    """Client of the coordinator, or with `offline` the state directory itself: only who says so changes it behind a coordinator."""
+    if not offline:
+        return connect(url, token_file, state_dir)
+    reader = connect_to_read(url, token_file, state_dir, offline=True)
+    from holdfast.api.cli.stored_jobs import StoredJobs
+
+    assert isinstance(reader, StoredJobs)
+    return reader
 
 
 @app.command()

@@ -29,7 +29,7 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.routes import diagnosis, health, history, jobs, labels, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
@@ -98,6 +98,7 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(jobs.router)
     app.include_router(history.router)
     app.include_router(series.router)
+    app.include_router(labels.router)
     app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     app.include_router(snapshots.router)
     app.include_router(workers.router)

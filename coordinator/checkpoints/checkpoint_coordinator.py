@@ -243,6 +243,11 @@ class CheckpointCoordinator:
                 self._abort_outcome(event)
             case events.CheckpointDropped():
                 self._completed.dropped(event.checkpoint_id)
+            case events.CheckpointKept():
+                self.stats.kept(event.checkpoint_id)
+                self._completed.kept(event.checkpoint_id)
+            case events.LabelsChanged():
+                self._completed.note_labels(event.checkpoint_id, labelled=event.labelled)
             case events.DropFailed():
                 self._completed.drop_failed(event.checkpoint_id, self._turn.now_ms)
             case events.JobTerminated():

@@ -31,6 +31,8 @@ class _Dropping:
     """A deletion that has not ended."""
 
     action: DropCheckpoint
+    checkpoint: CompletedCheckpoint | None
+    """None: an aborted id."""
     failures: int = 0
     retry_ms: int | None = None
 
@@ -59,6 +61,8 @@ class CompletedCheckpointStore:
         self._increment_base = increment_base
         self._first_checkpoint_id = first_checkpoint_id
         self._bases: frozenset[int] = frozenset()
+        self._labelled: set[int] = set()
+        """Ids that have labels, as far as it is known: the register beside each tells, when it is deleted."""
         self._retained: list[CompletedCheckpoint] = []
         self._stop_point: CompletedCheckpoint | None = None
         self._recent: OrderedDict[int, None] = OrderedDict()
@@ -136,31 +140,56 @@ class CompletedCheckpointStore:
     def take_drops(self) -> list[DropCheckpoint]:
         """Checkpoints to drop now: the oldest beyond the limit, and aborted ids below the newest completed one.
 
-        The snapshot that the job was restored from does not count against the limit. Bases of increments under way do, and are
-        dropped later."""
+        The snapshot that the job was restored from and labelled ones don't count against the limit. Bases of increments under way
+        do, and are dropped later."""
         if len(self._retained) <= self._retained_max and not self._aborted:
             return []
         drops: list[DropCheckpoint] = []
-        counted = [entry for entry in self._retained if entry.checkpoint_id != self._restored_id]
+        counted = [
+            entry
+            for entry in self._retained
+            if entry.checkpoint_id != self._restored_id and entry.checkpoint_id not in self._labelled
+        ]
         surplus = counted[: max(0, len(counted) - self._retained_max)]
         for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
             self._retained.remove(oldest)
             self._folders.pop(oldest.checkpoint_id, None)
             self._deleting.add(oldest.checkpoint_id)
-            drops.append(self._drop(oldest.checkpoint_id, oldest.folder))
+            drops.append(self._drop(oldest))
         newest = self.newest
         limit = newest.checkpoint_id if newest is not None else 0
         gone = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id < limit]
         self._aborted = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id >= limit]
-        return drops + [self._drop(checkpoint_id, "") for checkpoint_id in gone]
+        return drops + [self._drop_aborted(checkpoint_id) for checkpoint_id in gone]
 
     def take_all(self) -> list[DropCheckpoint]:
-        """Drop every checkpoint and every aborted id: the job is over and its result is stored."""
-        self._deleting.update(entry.checkpoint_id for entry in self._retained)
-        drops = [self._drop(entry.checkpoint_id, entry.folder) for entry in self._retained]
-        drops += [self._drop(checkpoint_id, "") for checkpoint_id in self._aborted]
-        self._retained, self._aborted = [], []
+        """Drop every checkpoint and every aborted id: the job is over and its result is stored. Labelled ones follow when their
+        labels are removed."""
+        self._retained_max = self._restored_id = 0
+        leaving = [entry for entry in self._retained if entry.checkpoint_id not in self._labelled]
+        self._deleting.update(entry.checkpoint_id for entry in leaving)
+        drops = [self._drop(entry) for entry in leaving]
+        drops += [self._drop_aborted(checkpoint_id) for checkpoint_id in self._aborted]
+        self._retained = [entry for entry in self._retained if entry.checkpoint_id in self._labelled]
+        self._aborted = []
         return drops
+
+    def note_labels(self, checkpoint_id: int, *, labelled: bool) -> None:
+        """A user changed labels of a checkpoint. Without any it counts against the limit again."""
+        if labelled:
+            self._labelled.add(checkpoint_id)
+        else:
+            self._labelled.discard(checkpoint_id)
+
+    def kept(self, checkpoint_id: int) -> None:
+        """A label kept it: nothing of it was deleted, and it is retained again."""
+        dropping = self._dropping.get(checkpoint_id)
+        self.shared_state.forget(checkpoint_id)
+        self._give_up(checkpoint_id)
+        if dropping is None or dropping.checkpoint is None:
+            return
+        self._labelled.add(checkpoint_id)
+        self._retain(dropping.checkpoint)
 
     def dropped(self, checkpoint_id: int) -> None:
         """Note the end of a deletion."""
@@ -199,14 +228,20 @@ class CompletedCheckpointStore:
         ids = [entry.checkpoint_id for entry in self._retained]
         if any(map(ge, ids, ids[1:])):
             raise InvariantError(f"retained ids are out of order: {ids}")
-        if len(ids) > self._retained_max + len({self._restored_id, *self._bases}.intersection(ids)):
+        if len(ids) > self._retained_max + len({self._restored_id, *self._bases, *self._labelled}.intersection(ids)):
             raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
 
-    def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
+    def _drop(self, checkpoint: CompletedCheckpoint) -> DropCheckpoint:
         """Drop a checkpoint. Its exclusive files are deleted; shared files stay while another checkpoint refers to them."""
+        return self._begin_drop(checkpoint.checkpoint_id, checkpoint.folder, checkpoint)
+
+    def _drop_aborted(self, checkpoint_id: int) -> DropCheckpoint:
+        return self._begin_drop(checkpoint_id, "", None)
+
+    def _begin_drop(self, checkpoint_id: int, folder: str, checkpoint: CompletedCheckpoint | None) -> DropCheckpoint:
         released = self.shared_state.release(checkpoint_id)
         action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
-        self._dropping[checkpoint_id] = _Dropping(action)
+        self._dropping[checkpoint_id] = _Dropping(action, checkpoint)
         return action
 
     def _note(self, checkpoint: CompletedCheckpoint) -> None:
@@ -218,6 +253,9 @@ class CompletedCheckpointStore:
         self._recent[checkpoint.checkpoint_id] = None
         while len(self._recent) > RECENT_COMPLETED_MAX:
             self._recent.popitem(last=False)
+        self._retain(checkpoint)
+
+    def _retain(self, checkpoint: CompletedCheckpoint) -> None:
         self._folders[checkpoint.checkpoint_id] = checkpoint.folder
         self.shared_state.register(checkpoint.checkpoint_id, checkpoint.shared)
         self._retained.append(checkpoint)

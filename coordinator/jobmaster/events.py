@@ -90,6 +90,16 @@ class SettingsRequested(msgspec.Struct, frozen=True):
     """Name of a setting -> its new value; not checked yet."""
 
 
+class LabelNoted(msgspec.Struct, frozen=True):
+    """A user gave a snapshot of the job a label, or removed one: it is stored."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+    labelled: bool
+    """Whether the snapshot has a label now."""
+
+
 class CancelRequested(msgspec.Struct, frozen=True):
     ticket: int
 
@@ -166,6 +176,7 @@ StorageOutcome: TypeAlias = (
     | events.AbortLost
     | events.AbortFailed
     | events.CheckpointDropped
+    | events.CheckpointKept
     | events.DropFailed
 )
 
@@ -207,6 +218,7 @@ Event: TypeAlias = (
     | StreamClosed
     | SnapshotRequested
     | SettingsRequested
+    | LabelNoted
     | ConfigWritten
     | ConfigTaken
     | ConfigFailed

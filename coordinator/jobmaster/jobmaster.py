@@ -45,7 +45,7 @@ from holdfast.coordinator.jobmaster.series import SubtaskSeries
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
-from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.coordinator.notes import LabelChanged, Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import savepoint_folder
@@ -224,6 +224,9 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._change_settings(event))
             case job_events.ConfigWritten() | job_events.ConfigTaken() | job_events.ConfigFailed():
                 self._settings_outcome(event)
+            case job_events.LabelNoted():
+                self._turn.notes.append(LabelChanged(event.checkpoint_id, event.label, event.removed))
+                self._pass_on(events.LabelsChanged(event.checkpoint_id, event.labelled))
             case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
             case job_events.DriverLeft():
@@ -252,7 +255,7 @@ class JobMaster:
                 self._pass_on(event)
             case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
                 self._pass_on(event)
-            case events.CheckpointDropped() | events.DropFailed():
+            case events.CheckpointDropped() | events.CheckpointKept() | events.DropFailed():
                 self._pass_on(event)
             case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
                 self._pass_on(event)

@@ -47,6 +47,7 @@ from holdfast.coordinator.explain.records import CutView, Explanation, HealthVie
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.labels import LabelList, LabelView, check_label
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
@@ -253,6 +254,7 @@ class FakeCoordinator:
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
     pressure: tuple[SubtaskMetrics, ...] = ()
+    labelled: dict[str, LabelView] = field(default_factory=dict)
 
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
@@ -418,6 +420,22 @@ class FakeCoordinator:
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         self._called("history", job_id, query)
         return self.page
+
+    def labels(self, job_id: str) -> LabelList:
+        self._called("labels", job_id)
+        return LabelList(tuple(self.labelled.values()))
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        self._called("add_label", job_id, checkpoint_id, label)
+        check_label(label)
+        kind = CheckpointKind.CHECKPOINT
+        return self.labelled.setdefault(label, LabelView(label, checkpoint_id, kind, f"/state/{job_id}/chk-{checkpoint_id}", 7_000))
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        self._called("remove_label", job_id, label, checkpoint_id)
+        if label not in self.labelled:
+            raise NotFoundError(f"job {job_id} has no label {label!r}; it has none", job=job_id)
+        return (self.labelled.pop(label),)
 
     def health(self, job_id: str) -> HealthView:
         self._called("health", job_id)
