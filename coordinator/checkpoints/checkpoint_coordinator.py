@@ -642,7 +642,7 @@ class CheckpointCoordinator:
     def _drop_surplus(self) -> None:
         """Drop checkpoints beyond the retained number. Bases of pending increments stay."""
         self._completed.retain_bases(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
-        self._drop(self._completed.take_drops())
+        self._drop(self._completed.take_drops(self._turn.wall_ms))
 
     def _drop(self, drops: list[DropCheckpoint]) -> None:
         for drop in drops:

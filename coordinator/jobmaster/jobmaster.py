@@ -32,6 +32,7 @@ from holdfast.coordinator.checkpoints.actions import CompleteRequest
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
+from holdfast.coordinator.ha.retention import Retention
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.actions import Action
@@ -616,7 +617,7 @@ def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> 
 
 def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
     return CompletedCheckpointStore(
-        setup.graph.config.retained_checkpoints,
+        Retention.of(setup.graph.config),
         setup.completed,
         setup.aborted,
         restored_id=setup.base.checkpoint_id if setup.base is not None else 0,

@@ -36,6 +36,7 @@ from holdfast.coordinator.ha.records import (
     encode_record,
     is_job_id,
 )
+from holdfast.coordinator.ha.retention import Retention
 from holdfast.coordinator.ha.snapshots import rebase
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
 from holdfast.coordinator.ownership.labels import Mark, begin_deletion, is_of_folder, kept_error, read_register
@@ -136,9 +137,12 @@ def refuse_to_give(job: RecordedJob, checkpoint_id: int) -> str:
     record = job.newest_submission
     kept = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point]
     kept = [each for each in kept if each.kind is not CheckpointKind.STOP_SAVEPOINT]
-    limit = record.graph.config.retained_checkpoints if record is not None else 1
+    retention = Retention.of(record.graph.config) if record is not None else Retention(1)
+    times = {each.checkpoint_id: each.decision.timestamp_ms for each in kept if isinstance(each.decision, Completed)}
+    dated = [(each.checkpoint_id, times.get(each.checkpoint_id, 0)) for each in kept]
+    chosen = retention.choose(dated, max(times.values(), default=0))
     leaving = {each.checkpoint_id for each in find_leftovers(job)}
-    if checkpoint_id in leaving or checkpoint_id not in [each.checkpoint_id for each in kept[-limit:]]:
+    if checkpoint_id in leaving or checkpoint_id not in chosen:
         return "its job does not retain it"
     return ""
 
