@@ -152,7 +152,8 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request, label). `newest`: the last `limit` records."""
+        `kinds`: only these (leader, state, failure, restart, checkpoint, request, label, drill).
+        `newest`: the last `limit` records."""
         query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
         return self._get(f"/v1/jobs/{job_id}/history?{query}")
 
@@ -258,6 +259,21 @@ class RestClient:
         query = f"?checkpoint={checkpoint_id}" if checkpoint_id is not None else ""
         body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
         return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+        """Begin a drill of a snapshot of the job, of the newest one if none is named: every row of it is read as a restore would.
+        Returns its record: `drill_id`, `checkpoint_id`, `state` (`running`) and so on."""
+        body = self._call("POST", f"/v1/jobs/{job_id}/drills", json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def drills(self, job_id: str) -> list[dict[str, Any]]:
+        """Drills of the job's snapshots, newest first. `state`: running, passed, failed (see `problems`), error (see `error`)."""
+        answer = self._get(f"/v1/jobs/{job_id}/drills")
+        return _decode(lambda: [dict(each) for each in answer["drills"]], self.url)
+
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """What the job's files take: sizes, numbers of files, and money if the coordinator has a price file."""
+        return self._get(f"/v1/jobs/{job_id}/cost")
 
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
@@ -19,6 +19,9 @@ from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+
+if TYPE_CHECKING:
+    from holdfast.coordinator.ownership.cost import Prices
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -62,6 +65,8 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    prices: Prices | None = None
+    """Of what storage takes; None: costs are told without money."""
     flink_ui: Path | None = None
     """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
@@ -163,6 +168,7 @@ def server_settings(
     no_token: bool = False,
     takeover: bool = False,
     flink_ui: str | Path | None = None,
+    prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -174,6 +180,7 @@ def server_settings(
         for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
         if (value := _integer(environment, name)) is not None
     }
+    price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
         state_dir=directory,
         host=host or _text(environment, "HOST") or DEFAULT_HOST,
@@ -183,6 +190,7 @@ def server_settings(
         token_file=secret_file,
         takeover=takeover,
         state_url=remote,
+        prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
@@ -199,6 +207,18 @@ def _lower(text: str | None) -> str | None:
 
 def _file(named: str | Path | None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named is not None else None
+
+
+def read_prices(path: Path) -> Prices:
+    """Raises InvalidConfigError naming the file."""
+    from holdfast.coordinator.ownership.cost import PRICES_BYTES_MAX, decode_prices  # of no use to most programs
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(PRICES_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(f"price file {path} can't be read: {error.strerror}", setting="prices", path=str(path)) from error
+    return decode_prices(content, str(path))
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

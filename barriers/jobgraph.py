@@ -390,7 +390,7 @@ class JobConfig(msgspec.Struct, frozen=True):
     """Beside `retained_checkpoints`: checkpoints triggered within this time are kept, judged when one completes. 0..100 years."""
     drill_interval_ms: int | None = None
     """Time from one drill to the next: the coordinator reads every row of the newest checkpoint in a process of its own, beside the
-    job. At least 60,000. None: no drills but those that are asked for."""
+    job. At least 60000. None: no drills but those that are asked for."""
 
     @property
     def is_incremental(self) -> bool:

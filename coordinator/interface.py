@@ -15,9 +15,11 @@ from typing import Protocol
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
@@ -224,6 +226,17 @@ class Coordinator(Protocol):
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         """What happened to a job, from its directory: of any job there, whoever leads it."""
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        """Begin to read a snapshot as a restore would, the newest one if none is named, in a process of its own; returns at once.
+
+        Raises NotFoundError (checkpoint=...), StorageUnavailableError while another drill is under way."""
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        """Drills of a job's snapshots, newest first."""
+
+    def cost(self, job_id: str) -> Cost:
+        """What the files of a job take, without money, from its directory: of any job there, whoever leads it."""
 
     def labels(self, job_id: str) -> LabelList:
         """Labels of a job's snapshots, from its directory."""

@@ -22,7 +22,7 @@ from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.history import show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
-from holdfast.api.cli.snapshot_life import show_labels
+from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
@@ -155,6 +155,8 @@ class JobReader(Protocol):
 
     def labels(self, job_id: str) -> dict[str, Any]: ...
 
+    def cost(self, job_id: str) -> dict[str, Any]: ...
+
 
 class Labeller(JobReader, Protocol):
     """What changes labels."""
@@ -206,6 +208,9 @@ def serve(
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
     ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")
     ] = None,
@@ -227,6 +232,7 @@ def serve(
         no_token=no_token,
         takeover=takeover,
         flink_ui=flink_ui,
+        prices=prices,
         log_level=log_level,
         log_format=log_format,
     )
@@ -283,7 +289,7 @@ def history(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", help="Only these: leader, state, failure, restart, checkpoint, request, label; separated by commas."
+            "--kinds", help="Only these: leader, state, failure, restart, checkpoint, request, label, drill; separated by commas."
         ),
     ] = "",
     after: Annotated[
@@ -447,6 +453,57 @@ def _changing(url: str | None, token_file: Path | None, state_dir: str | None, *
 
     assert isinstance(reader, StoredJobs)
     return reader
+
+
+@app.command()
+def drill(
+    job: Job,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint; the newest if left out.")
+    ] = None,
+    shows: Annotated[bool, typer.Option("--list", help="Show the drills that there were, newest first; begin none.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")] = True,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read every row of the newest checkpoint, or of another snapshot of the job, as a restore would, in a process of the
+    coordinator's own: exit code 0 if all is there, 1 if not, 3 if nothing could be found out."""
+    with console.trouble(console.EXIT_NO_VERDICT):
+        client = connect(url, token_file, state_dir)
+        job_id = resolve_job(client, job)
+        if shows:
+            show_drills(client.drills(job_id), as_json=as_json)
+            return
+        begun = client.drill(job_id, number)
+        found = follow_drill(client, job_id, begun, timeout) if wait else begun
+        code = show_drill(found, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def cost(
+    job: Job,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", help="Price file, TOML or JSON: adds money. [env: HOLDFAST_PRICES]", show_default=False),
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """What the checkpoints of a job take: bytes of its own and shared, files, small files, requests an hour, and with a price file
+    money."""
+    client = connect_to_read(url, token_file, state_dir, offline=offline)
+    found = client.cost(resolve_job(client, job))
+    named = prices or os.environ.get("HOLDFAST_PRICES")
+    if named:
+        found = with_money(found, Path(named))
+    show_cost(found, as_json=as_json)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.history.store import HistoryQuery, parse_position, read_history
+from holdfast.coordinator.ownership.cost import measure_cost
 from holdfast.coordinator.ownership.labels import LabelView, Mark, add_label, read_labels, remove_label
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
@@ -77,6 +78,13 @@ class StoredJobs:
             raise NotFoundError(f"{self.location} has no job {job_id}", job=job_id)
         view = render_checkpoints.checkpoints(view_recorded_checkpoints(job), self.location)
         return view.model_dump(mode="json", by_alias=True)
+
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """As GET /v1/jobs/:id/cost, without money."""
+        found: dict[str, Any] = msgspec.to_builtins(
+            run_flow(measure_cost(JobPaths(job_id), time.time_ns() // 1_000_000), self._storage)
+        )
+        return found
 
     def labels(self, job_id: str) -> dict[str, Any]:
         """As in GET /v1/jobs/:id/labels."""

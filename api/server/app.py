@@ -29,7 +29,7 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, labels, series, snapshots, tokens, web, workers
+from holdfast.api.routes import cost, diagnosis, drills, health, history, jobs, labels, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
@@ -44,6 +44,7 @@ from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, Numbered
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
@@ -66,6 +67,7 @@ _RECORDS = (
     PreflightReport,
     Explanation,
     HealthView,
+    Cost,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
@@ -99,6 +101,8 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(history.router)
     app.include_router(series.router)
     app.include_router(labels.router)
+    app.include_router(drills.router)
+    app.include_router(cost.router)
     app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     app.include_router(snapshots.router)
     app.include_router(workers.router)

@@ -4,12 +4,15 @@ The pure functions of `explain/` judge them on the caller's thread."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.published import Look
 from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
 from holdfast.coordinator.dispatcher.threads import Clock
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
@@ -63,16 +66,21 @@ def _locate(folder: str, root: str) -> str:
 class Diagnosis:
     """The part of `interface.Coordinator` that explains. Thread-safe."""
 
-    def __init__(self, calls: JobCalls, storage_root: str, clock: Clock) -> None:
+    def __init__(
+        self, calls: JobCalls, storage_root: str, clock: Clock, drills: Callable[[str], tuple[DrillView, ...]]
+    ) -> None:
         self._calls = calls
         self._root = storage_root
         self._clock = clock
+        self._drills = drills
 
     def health(self, job_id: str) -> HealthView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
-            return derive_health(view_recorded_situation(recorded, self._root, self._clock.wall_ms()))
-        return derive_health(view_situation(self._calls.look(job_id), self._root))
+            situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
+        else:
+            situation = view_situation(self._calls.look(job_id), self._root)
+        return derive_health(replace(situation, drills=self._drills(job_id)))
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:
         recorded = self._calls.recorded_only(job_id)

@@ -20,6 +20,7 @@ from holdfast.coordinator.notes import (
     AttemptDeployed,
     AttemptFailed,
     CheckpointFailed,
+    DrillEnded,
     LabelChanged,
     Note,
     RequestEnded,
@@ -139,5 +140,7 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
         case LabelChanged():
             return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+        case DrillEnded():
+            return "drill", note.facts
         case _:
             assert_never(note)

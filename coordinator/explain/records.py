@@ -12,6 +12,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.tunable import SettingValue
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
@@ -45,6 +46,8 @@ class Situation(msgspec.Struct, frozen=True):
     source_records: Mapping[str, int] | None = None
     """As in CutView, now."""
     is_processing_backlog: bool = False
+    drills: tuple[DrillView, ...] = ()
+    """Of the job's snapshots, newest first."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out

@@ -21,6 +21,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
@@ -98,6 +99,12 @@ class LabelNoted(msgspec.Struct, frozen=True):
     removed: bool
     labelled: bool
     """Whether the snapshot has a label now."""
+
+
+class DrillNoted(msgspec.Struct, frozen=True):
+    """A drill of a snapshot of the job has ended."""
+
+    drill: DrillView
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
@@ -219,6 +226,7 @@ Event: TypeAlias = (
     | SnapshotRequested
     | SettingsRequested
     | LabelNoted
+    | DrillNoted
     | ConfigWritten
     | ConfigTaken
     | ConfigFailed

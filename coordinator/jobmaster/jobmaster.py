@@ -46,7 +46,7 @@ from holdfast.coordinator.jobmaster.series import SubtaskSeries
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
-from holdfast.coordinator.notes import LabelChanged, Note, RequestEnded
+from holdfast.coordinator.notes import DrillEnded, LabelChanged, Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import savepoint_folder
@@ -228,6 +228,8 @@ class JobMaster:
             case job_events.LabelNoted():
                 self._turn.notes.append(LabelChanged(event.checkpoint_id, event.label, event.removed))
                 self._pass_on(events.LabelsChanged(event.checkpoint_id, event.labelled))
+            case job_events.DrillNoted():
+                self._turn.notes.append(DrillEnded(event.drill.facts()))
             case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
             case job_events.DriverLeft():
