@@ -176,6 +176,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import SchemaMismatchError as SchemaMismatchError
     from holdfast.statebackends.errors import SinkMovedError as SinkMovedError
     from holdfast.statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
+    from holdfast.statebackends.errors import SnapshotLabelledError as SnapshotLabelledError
     from holdfast.statebackends.errors import SnapshotTooLargeError as SnapshotTooLargeError
     from holdfast.statebackends.errors import SourceDataLostError as SourceDataLostError
     from holdfast.statebackends.errors import StateBackendError as StateBackendError
@@ -371,6 +372,7 @@ _EXPORTS = {
         "SchemaMismatchError",
         "SinkMovedError",
         "SnapshotClaimedError",
+        "SnapshotLabelledError",
         "SnapshotTooLargeError",
         "SourceDataLostError",
         "StateBackendError",

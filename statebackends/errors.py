@@ -313,6 +313,14 @@ class SnapshotClaimedError(RestoreError):
     owner: str
 
 
+class SnapshotLabelledError(HoldfastError):
+    """A label keeps the snapshot from being deleted; or it can't get the label, since its deletion has begun, or another one has
+    the label."""
+
+    path: str
+    labels: Sequence[str]
+
+
 class OutputMayRepeatError(RestoreError):
     """The restore would rewind the job below committed output; it needs an explicit flag."""
 

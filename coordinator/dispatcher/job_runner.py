@@ -105,6 +105,10 @@ class JobMasterRunner:
         return self._master.setup.graph.slots_required
 
     @property
+    def drill_interval_ms(self) -> int | None:
+        return self._master.setup.graph.config.drill_interval_ms
+
+    @property
     def epoch(self) -> int:
         return self._master.setup.epoch
 

@@ -23,6 +23,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
@@ -110,6 +111,22 @@ class SettingsRequested(msgspec.Struct, frozen=True):
     """Name of a setting -> its new value; not checked yet."""
 
 
+class LabelNoted(msgspec.Struct, frozen=True):
+    """A user gave a snapshot of the job a label, or removed one: it is stored."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+    labelled: bool
+    """Whether the snapshot has a label now."""
+
+
+class DrillNoted(msgspec.Struct, frozen=True):
+    """A drill of a snapshot of the job has ended."""
+
+    drill: DrillView
+
+
 class CancelRequested(msgspec.Struct, frozen=True):
     ticket: int
 
@@ -186,6 +203,7 @@ StorageOutcome: TypeAlias = (
     | events.AbortLost
     | events.AbortFailed
     | events.CheckpointDropped
+    | events.CheckpointKept
     | events.DropFailed
 )
 
@@ -229,6 +247,8 @@ Event: TypeAlias = (
     | StreamClosed
     | SnapshotRequested
     | SettingsRequested
+    | LabelNoted
+    | DrillNoted
     | ConfigWritten
     | ConfigTaken
     | ConfigFailed

@@ -45,6 +45,7 @@ ERRORS_SINCE = {
     "TransportSecurityError",
     "WorkerBusyError",
     "WorkerSilentError",
+    "SnapshotLabelledError",
     "InFlightStateError",
     "InvalidRecordError",
     "InvalidRowError",
