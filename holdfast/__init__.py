@@ -236,6 +236,7 @@ _EXPORTS = {
     "holdfast.api.version": ("VERSION",),
     "holdfast.barriers.elements": ("Batch",),
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
+    "holdfast.coordinator.hooks.hook": ("HookCheckpoint", "MasterHook"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.connectors.delta": ("DeltaSink",),

@@ -42,6 +42,7 @@ NAMES = [
 
 ERRORS_SINCE = {
     "InFlightStateError",
+    "MasterHookError",
     "InvalidRecordError",
     "InvalidRowError",
     "InvalidSplitError",
@@ -67,6 +68,8 @@ ERRORS_SINCE = {
 }
 
 NAMES_SINCE = {
+    "HookCheckpoint",
+    "MasterHook",
     "DeltaSink",
     "IcebergSink",
     "NatsSink",
@@ -147,6 +150,7 @@ NAMES_SINCE = {
 }
 
 INTERNAL_ERRORS = {
+    "HookError": "ends the process of a master hook; the checkpoint's failure has its text",
     "FlowCancelledError": "ends a pool's work inside a worker; who cancelled it drops it",
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",

@@ -227,9 +227,9 @@ def reseal(snapshot: dict[str, Any], version: int = 1) -> bytes:
 
 
 def test_s02_newer_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads up to version 2") as caught:
+    with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads up to version 3") as caught:
         decode_metadata(reseal({}, version=7), "p")
-    assert (caught.value.version, caught.value.supported) == (7, 2)
+    assert (caught.value.version, caught.value.supported) == (7, 3)
 
 
 def test_other_key_hash_is_refused() -> None:
