@@ -45,6 +45,8 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
+from holdfast.coordinator.hooks.calls import HookHost
+from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.ownership.cost import Cost, measure_cost
@@ -87,7 +89,8 @@ class CoordinatorService:
     Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written. A second coordinator on the same
     directory is safe but useless: each fences the other's jobs. `api` refuses it."""
 
-    def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
+    def __init__(self, config: ServiceConfig, storage: Storage | None = None, hooks: HookHost | None = None) -> None:
+        """`hooks`: master hooks that jobs may name; None: those of the entry points."""
         config.check()
         self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
         shares_threads = transfers_of(self._storage).transfers_max < config.recovery_threads
@@ -108,6 +111,7 @@ class CoordinatorService:
             clock=clock,
             runner=self._runner,
             make_job_thread=lambda: SystemJobThread(clock),
+            hooks=hooks if hooks is not None else HookRegistry(discover=True),
         )
         self._closing = threading.Lock()
         self._closed = False

@@ -28,6 +28,7 @@ from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class JobStarted(msgspec.Struct, frozen=True):
@@ -160,6 +161,23 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
     """Vertices that begin as finished."""
     in_flight: Mapping[SubtaskKey, InFlightRestore] = {}
     """Of those subtasks that restore records in flight."""
+    hooks: tuple[HookState, ...] = ()
+    """States of master hooks in its snapshot."""
+
+
+class HookRestored(msgspec.Struct, frozen=True):
+    """A master hook is back at the checkpoint that the attempt starts from."""
+
+    attempt: int
+    name: str
+
+
+class HookNotRestored(msgspec.Struct, frozen=True):
+    attempt: int
+    name: str
+    message: str
+    error: HoldfastError | None = None
+    """Why no try can succeed; None: another one may."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):
@@ -237,6 +255,8 @@ class ReleaseEnded(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = (
     JobStarted
+    | events.HookAnswered
+    | events.HookFailed
     | RegistrationReceived
     | AckBatchReceived
     | StatesReceived
@@ -260,6 +280,8 @@ Event: TypeAlias = (
     | AttemptTaken
     | AttemptDelayed
     | AttemptImpossible
+    | HookRestored
+    | HookNotRestored
     | ResultWritten
     | ResultFailed
     | ReleaseEnded

@@ -267,13 +267,15 @@ class JobMaster:
                 | job_events.AttemptTaken()
                 | job_events.AttemptDelayed()
                 | job_events.AttemptImpossible()
+                | job_events.HookRestored()
+                | job_events.HookNotRestored()
                 | job_events.ResultWritten()
                 | job_events.ResultFailed()
             ):
                 self._lifecycle_event(event)
             case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._pass_on(event)
-            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
+            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed() | events.HookAnswered() | events.HookFailed():
                 self._pass_on(event)
             case events.CheckpointDropped() | events.CheckpointKept() | events.DropFailed():
                 self._pass_on(event)
@@ -290,6 +292,8 @@ class JobMaster:
         | job_events.AttemptTaken
         | job_events.AttemptDelayed
         | job_events.AttemptImpossible
+        | job_events.HookRestored
+        | job_events.HookNotRestored
         | job_events.ResultWritten
         | job_events.ResultFailed,
     ) -> None:
@@ -310,6 +314,10 @@ class JobMaster:
                     self.lifecycle.impossible(HoldfastError(event.message))
             case job_events.AttemptImpossible():
                 self.lifecycle.impossible(event.error)
+            case job_events.HookRestored():
+                self.lifecycle.next.hook_restored(event)
+            case job_events.HookNotRestored():
+                self.lifecycle.hook_not_restored(event)
             case job_events.ResultWritten():
                 self.lifecycle.result_written(event)
             case job_events.ResultFailed():
@@ -585,7 +593,7 @@ class JobMaster:
                 self.lifecycle.stop_leading(action.message)
             case actions.AnswerAcks():
                 pass  # acknowledgements come through _feed, which returns the answers
-            case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
+            case actions.WriteClaim() | actions.TriggerHook() | actions.WriteMetadata() | actions.WriteAborted():
                 self._turn.out.append(action)
             case actions.DiscardState() | actions.DropCheckpoint():
                 self._turn.out.append(action)
