@@ -17,9 +17,10 @@ from holdfast.api.errors import encode_error, status_of
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
+from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
 from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError, NotFoundError
 
-OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz"}
 """Paths that need no token; they reveal nothing about jobs."""
 
 CALLER = "holdfast.caller"

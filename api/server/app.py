@@ -29,7 +29,7 @@ from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.routes import audit, dashboard, diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
@@ -102,12 +102,14 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.include_router(snapshots.router)
     app.include_router(workers.router)
     app.include_router(tokens.router)
+    app.include_router(audit.router)
     app.include_router(dialect.router, prefix="/v1")
     app.include_router(dialect.router, include_in_schema=False)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
         app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         app.include_router(web.router)
+    app.include_router(dashboard.router)  # last: it has every other path below its prefix
     app.add_middleware(AnswerFailures)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
