@@ -27,6 +27,7 @@ from holdfast.statebackends.errors import (
     RecoveringError,
     RestoreError,
     StorageUnavailableError,
+    TransportSecurityError,
 )
 
 FIELDS_BYTES_MAX = 4_096
@@ -88,6 +89,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (NotFoundError, 404),
     (ObjectMissingError, 404),
     (BodyTooLargeError, 413),
+    (TransportSecurityError, 426),
     (FencedError, 409),
     (JobExistsError, 409),
     (StorageUnavailableError, 503),

@@ -616,3 +616,5 @@ class Registered(msgspec.Struct, frozen=True, tag="registered"):
     """To `RegisterWorker.unanswered`, in order."""
     finish: int = 0
     """Checkpoint id of a FinishTasks that is in force, or 0."""
+    members: tuple[str, ...] = ()
+    """URLs of the coordinators of which one leads, this one first; empty: there are no others."""

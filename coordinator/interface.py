@@ -16,6 +16,7 @@ from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -90,6 +91,10 @@ class Coordinator(Protocol):
 
     @property
     def directory_nonce(self) -> str: ...
+
+    @property
+    def feed(self) -> HistoryFeed:
+        """Records of the jobs that are led here, as they are made."""
 
     # -- driver
 

@@ -30,12 +30,14 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.jobmaster import events as job_events
@@ -137,7 +139,8 @@ class CoordinatorService:
     def _choke_on(self, job_id: str, error: Exception) -> None:
         """Recover one job. After an unexpected error it is tried again later; until then calls get RecoveringError, not
         NotFound."""
-        logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=error)
+        told = "job %s: its recovery failed in a way that no record describes"
+        logger.critical(told, job_id, exc_info=error, extra=about(job_id))
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
             self._registry.put_broken(job_id, StorageUnavailableError(text))
@@ -178,6 +181,10 @@ class CoordinatorService:
     @property
     def directory(self) -> str:
         return self._storage.root
+
+    @property
+    def feed(self) -> HistoryFeed:
+        return self._host.feed
 
     @property
     def directory_nonce(self) -> str:

@@ -355,6 +355,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Of running subtasks, as of their last heartbeats; SUBTASKS_SHOWN_MAX at most."""
     as_of_ms: int = -1
     """Until when this is known to have been so."""
+    subtasks_beyond: int = 0
+    """Subtasks that told such numbers, beyond SUBTASKS_SHOWN_MAX."""
 
 
 class SeriesView(msgspec.Struct, frozen=True):

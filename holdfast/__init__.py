@@ -187,6 +187,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
+    from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from holdfast.statebackends.errors import UndeclaredOutputError as UndeclaredOutputError
     from holdfast.statebackends.errors import UndeclaredStateError as UndeclaredStateError
@@ -378,6 +379,7 @@ _EXPORTS = {
         "StorageUnavailableError",
         "TooManyFilesError",
         "TooManyRowsSkippedError",
+        "TransportSecurityError",
         "UnclaimedStateError",
         "UndeclaredOutputError",
         "UndeclaredStateError",

@@ -156,6 +156,8 @@ class NotLeaderError(StorageUnavailableError):
     """Epoch of the leader; None: not known."""
     url: str | None = None
     """URL of the leader; None: not known."""
+    service_epoch: int | None = None
+    """The URL is that of the active one of several members, in this epoch of theirs, and says nothing of a job; None: it does."""
 
 
 class RecoveringError(StorageUnavailableError):
@@ -603,6 +605,14 @@ class AccessDeniedError(HoldfastError):
     """Kind of the request: view, operate, administer or work."""
     job: str | None = None
     """The only job that the token is for."""
+
+
+class TransportSecurityError(HoldfastError):
+    """Client and coordinator don't agree on TLS, or the certificate is not trusted: nothing was sent."""
+
+    url: str | None = None
+    reason: str
+    """untrusted, wrong_name, expired, not_yet_valid, plain_http (the port speaks TLS), no_tls (it does not) or handshake."""
 
 
 class ProtocolError(HoldfastError):

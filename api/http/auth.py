@@ -4,6 +4,7 @@ It decides before any route runs and before any byte of a body is read; it knows
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,11 +21,14 @@ from holdfast.api.tokens import is_loopback
 from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
 from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError, NotFoundError
 
-OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby"}
 """Paths that need no token; they reveal nothing about jobs."""
 
 CALLER = "holdfast.caller"
 """Key of the scope under which the Caller is; absent for open paths."""
+
+RECHECK = "holdfast.recheck"
+"""Key of the scope under which a coroutine function is that decides again, for answers that last: it raises as this module does."""
 
 _CHARACTERS_SHOWN_MAX = 64
 
@@ -49,6 +53,7 @@ class CheckAccess:
             try:
                 caller = await self._caller_of(scope)
                 scope[CALLER] = caller
+                scope[RECHECK] = functools.partial(self._again, scope)
                 check_request(caller, scope["method"], scope["path"])
             except HoldfastError as error:
                 if isinstance(error, AuthenticationError | AccessDeniedError):
@@ -57,6 +62,9 @@ class CheckAccess:
                 return
             prove(scope, CallerKind.CLIENT)
         await self._app(scope, receive, send)
+
+    async def _again(self, scope: Scope) -> None:
+        check_request(await self._caller_of(scope), scope["method"], scope["path"])
 
     async def _caller_of(self, scope: Scope) -> Caller:
         if self._authenticator.has_token:

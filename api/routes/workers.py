@@ -17,6 +17,7 @@ from holdfast.api.flink import schemas
 from holdfast.api.http.auth import CALLER
 from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.protocol import prove
+from holdfast.api.members.membership import Membership
 from holdfast.api.routes.command_stream import MEDIA_TYPE, CommandStream
 from holdfast.api.routes.common import (
     ACKNOWLEDGEMENTS,
@@ -192,6 +193,9 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
     prove(request.scope, CallerKind.WORKER)
+    membership: Membership | None = request.app.state.membership
+    if membership is not None:
+        registered = msgspec.structs.replace(registered, members=membership.urls())
     return answer(registered)
 
 

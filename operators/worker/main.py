@@ -34,6 +34,7 @@ from holdfast.operators.task.pool import RunQueueDelay, SystemClock, ThreadPool
 from holdfast.operators.task.subtask import Report
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
+from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
@@ -70,6 +71,7 @@ class WorkerSpec:
     submission: int
     task_attempt: int
     coordinator_url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     state_directory: str
     plan: bytes
@@ -89,6 +91,8 @@ class WorkerSpec:
     """1, 2, 3 ... per slot: number of this start of the slot's worker."""
     launch_token: str = ""
     """Proof of the spawn for the coordinator: see barriers/launches.py."""
+    authorities: str | None = None
+    """Certificates that it trusts, PEM; None: what the coordinator's directory has, or those of the system."""
     unix_sockets: bool = True
     """False: peers on the same host use the port, and encryption, too."""
 
@@ -140,7 +144,7 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     opened.callback(folder.delete)
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
-    host = spec.advertised_host or route_address(spec.coordinator_url)
+    host = spec.advertised_host or route_address(split_urls(spec.coordinator_url)[0])
     pool = ThreadPool()
     opened.callback(pool.close, 1.0)
     transport = opened.enter_context(_transport(spec, host, folder.path))
@@ -185,7 +189,8 @@ def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> Local
 def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
     """Address of the coordinator; a different state directory at the same path says nothing about it."""
     is_shared = spec.directory_nonce in ("", directory_nonce)
-    return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+    directory = spec.state_directory if is_shared else None
+    return CoordinatorAddress(spec.coordinator_url, spec.token, directory, spec.authorities)
 
 
 def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, transport: ZmqTransport) -> WorkerIdentity:

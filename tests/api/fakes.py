@@ -44,6 +44,7 @@ from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValu
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
@@ -250,6 +251,7 @@ class FakeCoordinator:
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
     page: HistoryPage = field(default_factory=lambda: HistoryPage(()))
+    feed: HistoryFeed = field(default_factory=HistoryFeed)
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
     pressure: tuple[SubtaskMetrics, ...] = ()
