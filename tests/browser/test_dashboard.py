@@ -89,6 +89,7 @@ def test_a_page_in_both_themes_and_on_a_narrow_screen(
 ) -> None:
     if name == "audit":
         served.json("POST", "/v1/tokens", {"role": "viewer", "name": "night shift"}, status=201)
+        browser.until("nothing is recorded", lambda: "issue a token" in str(served.json("GET", "/v1/audit")))
     template, title, words = PAGES[name]
     other = quote(coordinator.savepoint_path, safe="")
     path = template.format(
@@ -225,6 +226,74 @@ def test_subtasks_of_a_checkpoint_are_asked_for_when_they_are_opened(browser: Br
     browser.button(f"Subtasks of {NAMES[2]}").click()
     browser.until("no subtasks", lambda: "start 5 ms" in browser.run("return document.body.innerHTML"))
     assert browser.violations() == []
+
+
+PLACE = "/data/holdfast/chk-41"
+LABEL = {"label": MARKUP, "checkpoint_id": 41, "kind": "stop_savepoint", "location": PLACE, "created_ms": 1_795_000_000_000}
+DRILL = {"checkpoint_id": 41, "location": PLACE, "by": "schedule", "started_ms": 1_795_000_000_000, "duration_ms": 900}
+DRILL |= {"operators": 1, "states": 2, "rows": 12_345, "size": 99, "problem_count": 0, "problems": [], "error": ""}
+PRICE = {"currency": "USD", "storage_per_month": 1.5, "requests_per_month": 0.25, "total_per_month": 1.75, "prices": "list"}
+COST = {"job_id": JOB, "as_of_ms": 1, "total_size": 12, "exclusive_size": 5, "shared_size": 6, "savepoint_size": 0, "other_size": 1}
+KEPT = {"checkpoint_id": 41, "kind": "checkpoint", "labels": [MARKUP], "exclusive_size": 5, "shared_size": 6, "files": 7}
+MEMBER = {"url": "http://a:1", "epoch": 3, "host": "a", "pid": 7, "seen_ms_ago": 12, "leaving": False, "holds_lock": True}
+CANNED = {
+    "labels": {"labels": [LABEL], "damage": []},
+    "drills": {
+        "drills": [
+            {**DRILL, "drill_id": "a", "state": "passed"},
+            {**DRILL, "drill_id": "b", "state": "failed", "problem_count": 1, "problems": ["rows of counts: 5, not 6"]},
+            {**DRILL, "drill_id": "c", "state": "error", "error": MARKUP},
+        ]
+    },
+    "cost": {**COST, "files": 9, "small_files": 4, "checkpoints": [{**KEPT, "small_files": 3}], "requests": None, "money": PRICE},
+    "members": {"members": [{**MEMBER, "id": "m1", "role": "active", "this": True, "lock_problem": ""}]},
+}
+"""Answers in the shapes that routes have; a coordinator of tests has not all of them."""
+
+
+@pytest.fixture
+def canned(browser: Browser) -> Iterator[Browser]:
+    """Answers of CANNED; what else is sent there is kept in `window.sent`."""
+    browser.run(
+        "window.real = window.fetch; window.sent = []; const canned = arguments[0];"
+        "window.fetch = (url, options) => {"
+        "  const name = Object.keys(canned).find(each => new URL(url).pathname.split('/').includes(each));"
+        "  if (!name) return window.real(url, options);"
+        "  if (options.method !== 'GET') window.sent.push([options.method, new URL(url).pathname, options.body ?? '']);"
+        "  return Promise.resolve(new Response(JSON.stringify(canned[name]), {status: 200}));"
+        "}",
+        CANNED,
+    )
+    yield browser
+    browser.run("window.fetch = window.real")
+
+
+def test_labels_drills_and_cost_where_a_service_has_them(canned: Browser) -> None:
+    canned.go(f"jobs/{JOB}/care")
+    canned.settled("Drills and cost")
+    for words in ("12,345", "sound", "damaged", f"could not be told: {MARKUP}", "1.75 USD", "1 problem"):
+        canned.until(f"no {words}", lambda words=words: words in canned.text)  # type: ignore[misc]
+    assert canned.violations() == []
+    canned.button("Drill now").click()
+    canned.button("Drill now").click()
+    canned.until("no drill", lambda: "It runs" in canned.text)
+    canned.button("Close").click()
+    canned.go(f"jobs/{JOB}/snapshots")
+    canned.until("no label", lambda: "stop savepoint 41" in canned.text)
+    canned.button("Label a snapshot").click()
+    canned.find("dialog[open] input").send_keys("before/upgrade")
+    canned.button("Label a snapshot").click()
+    canned.button("Close").click()
+    assert canned.run("return window.sent") == [
+        ["POST", f"/v1/jobs/{JOB}/drills", "{}"],
+        ["PUT", f"/v1/jobs/{JOB}/labels/before%2Fupgrade", '{"checkpoint":19}'],
+    ]
+
+
+def test_members_where_a_service_has_several(canned: Browser) -> None:
+    canned.go("members")
+    canned.until("no member", lambda: "answers this page" in canned.text and "active" in canned.text)
+    assert canned.violations() == []
 
 
 def test_stale_figures_say_so(browser: Browser, coordinator: StagedCoordinator) -> None:
