@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from holdfast.chaos.campaign.campaign import Finding
+from holdfast.chaos.campaign.summary import Failure, Tally
+from holdfast.chaos.faults.faults import Fault
+from holdfast.chaos.page import render_finding
 from tests.api.fakes import JOB, TOKEN, Served, serving
 from tests.browser.browser import NARROW, Browser, chromium
 from tests.browser.staged import MARKUP, MARKUP_JOB, NAMES, VERTICES, StagedCoordinator, write_snapshots
@@ -37,7 +42,7 @@ def _browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def _logged_in(_browser: Browser, served: Served) -> Browser:
+def anywhere(_browser: Browser, served: Served) -> Browser:
     _browser.open(f"{served.url}/ui/")
     log_in(_browser, TOKEN)
     return _browser
@@ -49,16 +54,16 @@ def log_in(browser: Browser, token: str) -> None:
 
 
 @pytest.fixture
-def browser(_logged_in: Browser, coordinator: StagedCoordinator) -> Iterator[Browser]:
+def browser(anywhere: Browser, coordinator: StagedCoordinator) -> Iterator[Browser]:
     """Wide and light, at the list of jobs; nobody complained and no other host was asked, whatever the test did."""
     coordinator.is_stale = False
     coordinator.calls.clear()
-    _logged_in.show()
-    _logged_in.go("")
-    yield _logged_in
-    assert _logged_in.complaints() == []
-    host = urlsplit(_logged_in.driver.current_url).netloc
-    assert {urlsplit(url).netloc for url, _ in _logged_in.asked() if not url.startswith("data:")} <= {host}
+    anywhere.show()
+    anywhere.go("")
+    yield anywhere
+    assert anywhere.complaints() == []
+    host = urlsplit(anywhere.driver.current_url).netloc
+    assert {urlsplit(url).netloc for url, _ in anywhere.asked() if not url.startswith("data:")} <= {host}
 
 
 def path_of(location: str) -> str:
@@ -316,6 +321,29 @@ def test_a_job_or_checkpoint_that_is_not_there_is_said_to_be_so(browser: Browser
     browser.until("nothing said", lambda: "shows no checkpoint 99999" in browser.text)
     browser.go(f"jobs/{'9' * 32}")
     browser.until("nothing said", lambda: "No such job" in browser.text)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_report_of_the_simulator(anywhere: Browser, served: Served, tmp_path: Path, dark: bool) -> None:
+    """A page of a file, which asks nobody for anything."""
+    failure = Failure(
+        3, "windows", "I5", f"after 6 faults {MARKUP}", "holdfast chaos replay 3", 420, {4: Fault("drop", "acks")}, 6, True
+    )
+    summary = Tally(("crash_in_commit",)).summary(start=0, seconds=1.0, cores=1)
+    found = Finding(msgspec.structs.replace(summary, violations=1, workloads={"windows": 1}), (failure,))
+    file = tmp_path / "report.html"
+    file.write_text(render_finding(found, None, {"I5": "rows count once"}, command="holdfast chaos sim", made="now", version="1"))
+    anywhere.show(dark=dark, width=NARROW)
+    anywhere.asked()
+    anywhere.open(file.as_uri())
+    anywhere.screenshot(tmp_path / "report.png")
+    assert MARKUP in anywhere.text
+    assert anywhere.violations() == []
+    assert anywhere.run("return document.documentElement.scrollWidth") <= NARROW
+    assert anywhere.complaints() == []
+    assert {url for url, _ in anywhere.asked() if not url.startswith(served.url)} == {file.as_uri()}
+    anywhere.open(f"{served.url}/ui/")
+    log_in(anywhere, TOKEN)
 
 
 def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browser, served: Served) -> None:
