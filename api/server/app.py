@@ -38,7 +38,9 @@ from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import (
+    audit,
     cost,
+    dashboard,
     diagnosis,
     drills,
     events,
@@ -179,11 +181,13 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(workers.router)
     router.include_router(tokens.router)
     router.include_router(sessions.router)
+    router.include_router(audit.router)
     router.include_router(dialect.router, prefix="/v1")
     router.include_router(dialect.router, include_in_schema=False)
     if with_web:
         router.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         router.include_router(web.router)
+    router.include_router(dashboard.router)  # last: it has every other path below its prefix
     return tuple(router.routes)
 
 
