@@ -169,6 +169,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import QueryStoppedError as QueryStoppedError
+    from holdfast.statebackends.errors import QuestionNotKnownError as QuestionNotKnownError
     from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
@@ -187,12 +188,15 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
+    from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from holdfast.statebackends.errors import UndeclaredOutputError as UndeclaredOutputError
     from holdfast.statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
+    from holdfast.statebackends.errors import WorkerBusyError as WorkerBusyError
+    from holdfast.statebackends.errors import WorkerSilentError as WorkerSilentError
     from holdfast.statebackends.secrets import Secret as Secret
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
@@ -360,6 +364,7 @@ _EXPORTS = {
         "PermissionDeniedError",
         "ProtocolError",
         "QueryStoppedError",
+        "QuestionNotKnownError",
         "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",
@@ -378,12 +383,15 @@ _EXPORTS = {
         "StorageUnavailableError",
         "TooManyFilesError",
         "TooManyRowsSkippedError",
+        "TransportSecurityError",
         "UnclaimedStateError",
         "UndeclaredOutputError",
         "UndeclaredStateError",
         "UnknownColumnError",
         "UnsupportedVersionError",
         "UserFunctionError",
+        "WorkerBusyError",
+        "WorkerSilentError",
     ),
     "holdfast.statebackends.secrets": ("Secret",),
     "holdfast.statebackends.state": (

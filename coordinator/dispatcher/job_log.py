@@ -39,6 +39,11 @@ def printable_fields(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
+def about(job_id: str) -> dict[str, object]:
+    """`extra` of a line about a job, so that a JSON log has the id as a field of its own."""
+    return {"fields": {"job_id": job_id}}
+
+
 logger = logging.getLogger("holdfast.coordinator.jobs")
 
 _EXPECTED = frozenset(
@@ -77,7 +82,8 @@ class JobLog:
                 self._write(level, event, text, msgspec.to_builtins(note))
 
     def _write(self, level: int, event: str, text: str, fields: Mapping[str, object]) -> None:
-        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields})
+        worker = {"worker": f"{self._job_id}_slot-{slot}"} if isinstance(slot := fields.get("slot"), int) and slot >= 0 else {}
+        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields, **worker})
         told = (self._job_id, printable(self._name, JOB_NAME_CHARS_MAX), printable(text, TEXT_CHARACTERS_MAX))
         logger.log(level, "job %s (%s): %s", *told, extra={"fields": extra})
 

@@ -41,6 +41,10 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "QuestionNotKnownError",
+    "TransportSecurityError",
+    "WorkerBusyError",
+    "WorkerSilentError",
     "InFlightStateError",
     "InvalidRecordError",
     "InvalidRowError",
@@ -147,6 +151,8 @@ NAMES_SINCE = {
 }
 
 INTERNAL_ERRORS = {
+    "UntrustedError": "a worker logs what it says and asks again",
+    "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
     "FlowCancelledError": "ends a pool's work inside a worker; who cancelled it drops it",
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",
