@@ -168,7 +168,8 @@ class RestClient:
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
         `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request). `newest`: the last `limit`
-        records, in front of `before` if that is given; `since` is then the `before` of the page in front of them, empty if nothing is."""
+        records, in front of `before` if that is given; `since` is then the `before` of the page in front of them, empty if
+        nothing is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
         return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
 

@@ -54,7 +54,7 @@ def test_a_page_of_the_newest_says_how_to_go_on(served: Served, coordinator: Fak
 
 
 RESTART: dict[str, Any] = {"attempt": 2, "checkpoint_id": 41, "savepoint": False, "replayed": 8_204}
-FAILURE: dict[str, Any] = {"attempt": 1, "error": "Boom: bang", "restarts": 1, "restart_in_ms": 250, "vertex": "", "subtask": -1, "slot": 2}
+FAILURE: dict[str, Any] = {"attempt": 1, "error": "Boom: bang", "restarts": 1, "restart_in_ms": 250, "slot": 2}
 FIRST: dict[str, Any] = {"attempt": 2, "since_deployed_ms": 700, "since_failure_ms": 1_200, "heartbeat_ms": 2_000}
 
 
