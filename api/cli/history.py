@@ -121,6 +121,15 @@ def _request(facts: _Facts) -> str:
     return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
 
 
+def _label(facts: _Facts) -> str:
+    return f"checkpoint {facts['id']} {'has no longer' if facts['removed'] else 'has'} the label {facts['label']}"
+
+
+def _drill(facts: _Facts) -> str:
+    why = facts["error"] or "; ".join(facts["problems"]) or f"{facts['rows']:,} rows of {facts['states']} states"
+    return f"drill of checkpoint {facts['checkpoint_id']} {facts['state']}: {why}"
+
+
 _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "leader": _leader,
     "state": _state,
@@ -129,4 +138,6 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "first_record": _first_record,
     "checkpoint": _checkpoint,
     "request": _request,
+    "label": _label,
+    "drill": _drill,
 }

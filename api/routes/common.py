@@ -196,11 +196,11 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def body_of(model: type[Model]) -> Callable[[Request], Coroutine[Any, Any, Model]]:
+def body_of(model: type[Model], limits: BodyLimits = REQUEST) -> Callable[[Request], Coroutine[Any, Any, Model]]:
     """A dependency that reads and parses a body of Flink's dialect."""
 
     async def read(request: Request) -> Model:
-        async with held_body(request, REQUEST) as body:
+        async with held_body(request, limits) as body:
             return parse_model(body, model)
 
     return read

@@ -9,8 +9,8 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.flink import schemas
@@ -219,7 +219,8 @@ async def commands(
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
 ) -> Response:
     """Commands of a session after number `after`, one a line, without end; the newest stream wins."""
-    subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
+    limiter = request.app.state.worker_threads
+    subscription = await to_thread.run_sync(service.commands, job_id, slot, session, after, limiter=limiter)
     prove(request.scope, CallerKind.WORKER)
     return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
 

@@ -22,7 +22,9 @@ from holdfast.coordinator.notes import (
     AttemptDeployed,
     AttemptFailed,
     CheckpointFailed,
+    DrillEnded,
     FirstRecords,
+    LabelChanged,
     Note,
     RequestEnded,
     StateChanged,
@@ -156,5 +158,9 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
         case RequestEnded():
             return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+        case LabelChanged():
+            return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+        case DrillEnded():
+            return "drill", note.facts
         case _:
             assert_never(note)

@@ -20,7 +20,9 @@ from holdfast.coordinator.notes import (
     AttemptDeployed,
     AttemptFailed,
     CheckpointFailed,
+    DrillEnded,
     FirstRecords,
+    LabelChanged,
     Note,
     RequestEnded,
     StateChanged,
@@ -119,6 +121,13 @@ def _worded(note: Note) -> tuple[int, str, str]:
             return level, "checkpoint_failed", f"{kind} {note.checkpoint_id} failed, {note.reason.value}{why}"
         case RequestEnded():
             return _ended(note)
+        case LabelChanged():
+            done = "lost" if note.removed else "has"
+            return logging.INFO, "label_changed", f"checkpoint {note.checkpoint_id} {done} the label {note.label}"
+        case DrillEnded():
+            level = logging.INFO if note.facts["state"] == "passed" else logging.WARNING
+            why = note.facts["error"] or "; ".join(note.facts["problems"]) or f"{note.facts['rows']} rows were read"
+            return level, "drill_ended", f"drill of checkpoint {note.facts['checkpoint_id']} {note.facts['state']}: {why}"
         case _:
             assert_never(note)
 
