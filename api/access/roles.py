@@ -90,6 +90,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/events", Access.VIEW),
     ("GET", "/jobs/{jobid}/events", Access.VIEW),
     ("GET", "/jobs/{jobid}/history", Access.VIEW),
+    ("GET", "/jobs/{jobid}/failures", Access.VIEW),
     ("GET", "/jobs/{jobid}/series", Access.VIEW),
     ("GET", "/jobs/{jobid}/labels", Access.VIEW),
     ("GET", "/jobs/{jobid}/drills", Access.VIEW),
