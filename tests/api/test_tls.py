@@ -39,6 +39,9 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import AUTHORITY_FILE, CA_FILE, is_directory_file
 from tests.api.fakes import FakeCoordinator, make_graph, serving
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -404,11 +407,15 @@ def test_only_what_is_about_tls_is_called_so() -> None:
 def test_a_coordinator_inside_a_driver_that_others_reach_speaks_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its driver's client has what the workers are to trust."""
     monkeypatch.delenv("HOLDFAST_TLS", raising=False)
-    connection = Connector(Exposure("0.0.0.0", "127.0.0.1"))(LaunchOptions(state_directory=tmp_path))
+    made = Connector(Exposure("0.0.0.0", "127.0.0.1"))(LaunchOptions(state_directory=tmp_path))
     try:
-        assert connection.client.url.startswith("https://127.0.0.1:")
-        assert connection.client.authorities == (tmp_path / CA_FILE).read_text()
-        accepted = connection.client.submit(Submission(make_graph()))
-        assert connection.client.job_state(accepted.job_id)
+        assert made.client.url.startswith("https://127.0.0.1:")
+        assert made.client.authorities == (tmp_path / CA_FILE).read_text()
+        accepted = made.client.submit(Submission(make_graph()))
+        assert made.client.job_state(accepted.job_id)
     finally:
-        connection.close()
+        made.close()
+
+
+def test_members_of_a_directory_on_s3_have_one_authority(bucket: str) -> None:
+    assert open_authority(bucket).stored() == open_authority(bucket).stored()
