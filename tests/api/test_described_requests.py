@@ -57,7 +57,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         client = RestClient(coordinator.url, TOKEN)
         accepted = client.submit(Submission(make_graph()))
         issued = {role: str(client.issue_token(role)["token"]) for role in (Role.VIEWER, Role.OPERATOR, Role.ADMIN)}
-        document = urllib3.request("GET", f"{coordinator.url}/openapi.json").json()
+        document = urllib3.request("GET", f"{coordinator.url}/openapi.json", timeout=TIMEOUT_S).json()
         tokens = {**issued, Role.WORKER: accepted.worker_token}
         yield Running(coordinator.url, accepted.job_id, tokens, schemathesis.openapi.from_dict(document))
         client.close()
