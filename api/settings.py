@@ -10,17 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.api.tokens import check_cleartext, check_exposure, check_token, is_loopback, load_or_create_token, read_token
+from holdfast.coordinator.standby.election import TAKEOVER_AFTER_MS, TAKEOVER_AFTER_S3_MS, ElectionConfig
+from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.trust import read_authorities
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+
+if TYPE_CHECKING:
+    from holdfast.coordinator.ownership.cost import Prices
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -85,6 +90,8 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    prices: Prices | None = None
+    """Of what storage takes; None: costs are told without money."""
     flink_ui: Path | None = None
     """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
@@ -94,6 +101,12 @@ class ServerSettings:
     requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
+    ha: bool = False
+    """One of several members on the state directory, of which one is active."""
+    takeover_after_ms: int | None = None
+    """Of a member: see `election.ElectionConfig`; None: 3 s, on S3 10 s."""
     log_level: str | None = None
     """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
@@ -116,6 +129,8 @@ class ServerSettings:
         for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
             if chosen is not None and chosen not in known:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
+        if self.takeover_after_ms is not None:
+            ElectionConfig(self.takeover_after_ms).check()
         check_exposure(self.host, self.token)
         check_cleartext(self.host, is_encrypted=self.is_encrypted, insecure_http=self.insecure_http)
 
@@ -123,12 +138,19 @@ class ServerSettings:
     def is_encrypted(self) -> bool:
         return self.tls is not Tls.OFF
 
+    @property
+    def election(self) -> ElectionConfig:
+        """Times of a member."""
+        default = TAKEOVER_AFTER_S3_MS if self.state_url is not None else TAKEOVER_AFTER_MS
+        return ElectionConfig(self.takeover_after_ms if self.takeover_after_ms is not None else default)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """Address and token of a client's coordinator."""
 
     url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     authorities: str | None = None
     """Certificates that the client trusts, PEM; None: those of the system."""
@@ -198,7 +220,10 @@ def server_settings(
     tls_ca: str | Path | None = None,
     insecure_http: bool = False,
     takeover: bool = False,
+    ha: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
+    prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -207,10 +232,18 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "REQUESTS_PER_S_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        for name in (
+            "BODY_BYTES_MAX",
+            "CONNECTIONS_MAX",
+            "REQUESTS_PER_S_MAX",
+            "KEEP_ALIVE_INTERVAL_MS",
+            "STOP_TIMEOUT_MS",
+            "TAKEOVER_AFTER_MS",
+        )
         if (value := _integer(environment, name)) is not None
     }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
+    price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
         state_dir=directory,
         host=listening,
@@ -220,8 +253,11 @@ def server_settings(
         token_file=secret_file,
         **_tls(environment, listening, (tls, tls_cert, tls_key, tls_ca), insecure_http=insecure_http),
         takeover=takeover,
+        ha=ha,
         state_url=remote,
+        prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
@@ -237,6 +273,18 @@ def _lower(text: str | None) -> str | None:
 
 def _file(named: str | Path | None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named is not None else None
+
+
+def read_prices(path: Path) -> Prices:
+    """Raises InvalidConfigError naming the file."""
+    from holdfast.coordinator.ownership.cost import PRICES_BYTES_MAX, decode_prices  # of no use to most programs
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(PRICES_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(f"price file {path} can't be read: {error.strerror}", setting="prices", path=str(path)) from error
+    return decode_prices(content, str(path))
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -337,8 +385,8 @@ def client_settings(
         chosen = _recorded(directory, named).url
     authorities = _authorities(environment, ca, directory)
     if given is not None:
-        return ClientSettings(check_url(chosen), given[0], authorities)
-    return ClientSettings(check_url(chosen), _recorded_token(directory) if directory is not None else None, authorities)
+        return ClientSettings(check_urls(chosen), given[0], authorities)
+    return ClientSettings(check_urls(chosen), _recorded_token(directory) if directory is not None else None, authorities)
 
 
 def _authorities(environment: Mapping[str, str], ca: str | Path | None, directory: Path | None) -> str | None:
@@ -372,6 +420,11 @@ def _recorded_token(directory: Path) -> str | None:
     record = read_run_record(directory)
     path = record.token_file if record is not None else None
     return read_token(Path(path)) if path is not None else None
+
+
+def check_urls(urls: str) -> str:
+    """As `check_url`, for one URL or those of several members with commas between."""
+    return ",".join(map(check_url, split_urls(urls))) or check_url(urls)
 
 
 def check_url(url: str) -> str:

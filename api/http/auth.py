@@ -5,6 +5,7 @@ It decides before any route runs and before any byte of a body is read; it knows
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Iterable
 
@@ -21,6 +22,7 @@ from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.origin import SAFE_METHODS, foreign, header_of, is_of_this_service, session_text
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
+from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
 from holdfast.statebackends.errors import (
     AccessDeniedError,
     AuthenticationError,
@@ -29,7 +31,7 @@ from holdfast.statebackends.errors import (
     TooManyRequestsError,
 )
 
-OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz", "/ui/login"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login"}
 """Paths that need no token; they reveal nothing about jobs."""
 
 _OWN, _ALL = "own", "all"
@@ -37,6 +39,9 @@ _OWN, _ALL = "own", "all"
 
 CALLER = "holdfast.caller"
 """Key of the scope under which the Caller is; absent for open paths."""
+
+RECHECK = "holdfast.recheck"
+"""Key of the scope under which a coroutine function is that decides again, for answers that last: it raises as this module does."""
 
 SHARED_FACTOR = 5
 """The service's own token, and all that looks at jobs together, may have so many times the requests of one issued token."""
@@ -76,6 +81,7 @@ class CheckAccess:
             try:
                 caller = await self._caller_of(scope)
                 scope[CALLER] = caller
+                scope[RECHECK] = functools.partial(self._again, scope)
                 access = check_request(caller, scope["method"], scope["path"])
             except HoldfastError as error:
                 if isinstance(error, AuthenticationError | AccessDeniedError | ForeignOriginError):
@@ -88,6 +94,9 @@ class CheckAccess:
                 await self._refuse_later(wait_ms, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _again(self, scope: Scope) -> None:
+        check_request(await self._caller_of(scope), scope["method"], scope["path"])
 
     async def _caller_of(self, scope: Scope) -> Caller:
         if self._authenticator.has_token:

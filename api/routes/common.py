@@ -106,6 +106,8 @@ REPORT = BodyLimits(64 * 1024 * 1024)
 """States with their tracebacks, and counters, of all subtasks of a worker."""
 ACKNOWLEDGEMENTS = BodyLimits(1 << 62, "items")
 """Acknowledgements, with the state of the memory backend: bounded by `body_bytes_max` alone."""
+WORKER_ANSWER = BodyLimits(2 * 1024 * 1024)
+"""What a worker says about itself: its fields have bounds of their own, which come to less."""
 REGISTRATION = BodyLimits(1 << 62, "unanswered")
 """Registrations, with unanswered acknowledgements."""
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.events.webhook_file import read_webhooks
 from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
+from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
 from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
@@ -60,9 +62,7 @@ class _Led:
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
     """Guard the directory, bind, open; undone in reverse order. Raises CoordinatorRunningError, InvalidConfigError,
     FlinkUiError ..."""
-    settings.check()
-    if settings.flink_ui is not None:
-        check_web_interface(settings.flink_ui)
+    _check(settings)
     with contextlib.ExitStack() as undo:
         guard = undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
         listener = undo.enter_context(bind(settings))
@@ -78,7 +78,9 @@ def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.Abstract
     """Log of a coordinator; inside a driver, which configures its own logging, only if a setting requests it."""
     if embedded and settings.log_level is None and settings.log_format is None:
         return contextlib.nullcontext()
-    secrets = (settings.token,) if settings.token is not None else ()
+    secrets: tuple[str, ...] = (settings.token,) if settings.token is not None else ()
+    if settings.webhooks is not None:
+        secrets += tuple(text for webhook in read_webhooks(settings.webhooks) for text in webhook.secret_texts)
     return writing_log(settings.log_level or "info", settings.log_format or "text", secrets=secrets, everything=not embedded)
 
 
@@ -91,6 +93,9 @@ def serve(
 ) -> None:
     """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
     raise_descriptor_limit()
+    if settings.ha:
+        _serve_member(settings, announce, open_service, as_json=as_json)
+        return
     with _logging(settings, embedded=False), _leading(settings, open_service) as led:
 
         def started() -> None:
@@ -99,6 +104,26 @@ def serve(
             announce(_welcome(settings, led.url, as_json=as_json))
 
         RestServer(led.service, settings, on_started=started, tls=led.live).run(sockets=[led.listener])
+
+
+def _serve_member(
+    settings: ServerSettings, announce: Callable[[str], None], open_service: OpenCoordinator, *, as_json: bool
+) -> None:
+    _check(settings)
+    with _logging(settings, embedded=False), standing_by(settings, open_service) as member:
+
+        def started() -> None:
+            member.service.lead()
+            announce(_welcome(settings, member.url, as_json=as_json))
+
+        server = RestServer(member.service, settings, on_started=started, tls=member.tls, membership=member.membership)
+        server.run(sockets=[member.listener])
+
+
+def _check(settings: ServerSettings) -> None:
+    settings.check()
+    if settings.flink_ui is not None:
+        check_web_interface(settings.flink_ui)
 
 
 def _welcome(settings: ServerSettings, url: str, *, as_json: bool) -> str:

@@ -17,9 +17,12 @@ from types import FrameType
 import uvicorn
 
 from holdfast.api.access.audit_log import AuditLog
+from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.door import TlsDoor
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
+from holdfast.api.members.membership import Membership
 from holdfast.api.run_record import read_run_record
 from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
@@ -55,7 +58,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     if settings.port is not None:
         return _bind(settings.host, settings.port)
     record = read_run_record(settings.state_dir)
-    if record is None:
+    if record is None or settings.ha:  # the port on record is that of the active member, which may be another one
         return _bind(settings.host, 0)
     try:
         return _bind(settings.host, record.port)
@@ -144,10 +147,11 @@ class RestServer(uvicorn.Server):
         on_started: Callable[[], None],
         guard: ConnectionGuard | None = None,
         tls: LiveContext | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """`guard` None: made from the settings. `tls` None: it speaks in clear text."""
+        """`guard` None: made from the settings. `tls` None: it speaks in clear text. `membership`: see `create_app`."""
         guard = guard or connection_guard(settings)
-        app = create_app(service, settings, guard=guard)
+        app = create_app(service, settings, guard=guard, membership=membership)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -165,6 +169,8 @@ class RestServer(uvicorn.Server):
         )
         self._service = service
         self._audit: AuditLog = app.state.audit
+        self._events: EventStreams = app.state.events
+        self._webhooks: Webhooks = app.state.webhooks
         self._on_started = on_started
         self._tls = tls
 
@@ -175,11 +181,14 @@ class RestServer(uvicorn.Server):
         if self._tls is not None:
             self._tls.start()
         self._on_started()
+        self._webhooks.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
 
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
+        self._events.close()
+        self._webhooks.close()
         self._service.close()
         await super().shutdown(sockets=sockets)
         if self._tls is not None:

@@ -37,7 +37,7 @@ from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
 from holdfast.coordinator.totals import Totals, derive_job_totals, reached
 from holdfast.coordinator.views import RestoredView
-from holdfast.statebackends.errors import HoldfastError, InvariantError
+from holdfast.statebackends.errors import HoldfastError, InvariantError, MasterHookError
 
 FINAL_RETRY_MS = 200
 """Delay before a failed final checkpoint is requested again."""
@@ -286,6 +286,16 @@ class Lifecycle:
         """Fail the job: its snapshot is damaged or does not fit. Falling back to an older one is the user's decision."""
         self.exceptions.record(Failure(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
         self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
+
+    def hook_not_restored(self, event: job_events.HookNotRestored) -> None:
+        """A master hook is not back at the attempt's checkpoint. No task runs without that; another try may succeed."""
+        if event.attempt != self.attempt:
+            return
+        error = event.error
+        if not self.next.hook_not_restored(event) and error is None:
+            error = MasterHookError(f"master hook {event.name!r} could not be restored: {event.message}", hooks=[event.name])
+        if error is not None:
+            self.impossible(error)
 
     # -------------------------------------------------------------------------------------------------------- advance
 
