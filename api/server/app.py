@@ -79,6 +79,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.failures import FailurePage
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -110,6 +111,7 @@ _RECORDS = (
     Explanation,
     HealthView,
     Cost,
+    FailurePage,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
