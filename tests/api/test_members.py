@@ -495,6 +495,54 @@ def test_probe_believes_the_member_itself_alone(upstream: tuple[str, type[Upstre
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
+@contextlib.contextmanager
+def stranger(head: bytes, then: bytes, pause_s: float) -> Iterator[str]:
+    """Listens where a member did: tells a head, and then something again and again, until the caller leaves or 20 s are over."""
+    stop = threading.Event()
+
+    def tell(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            caller, _ = server.accept()
+            with caller:
+                caller.sendall(head)
+                until = time.monotonic() + DEADLINE_S
+                while time.monotonic() < until and not stop.wait(pause_s):
+                    caller.sendall(then)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=tell, args=(server,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("head", "then", "pause_s"),
+    [
+        (b"", b"H", 0.05),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", 0.3),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.05),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", b"x", 0.3),
+    ],
+    ids=["no status", "headers", "one header", "body"],
+)
+def test_probe_of_whoever_dribbles_ends_in_time(head: bytes, then: bytes, pause_s: float) -> None:
+    """While a probe has no answer nobody takes over."""
+    began = time.monotonic()
+    with stranger(head, then, pause_s) as url:
+        assert not Peers(url).is_active(url, "b" * 32, 0.5)
+        assert time.monotonic() - began < 4
+
+
+def test_probe_reads_no_body() -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n{MEMBER_HEADER}: {'b' * 32}\r\n\r\n".encode()
+    with stranger(head, bytes(1 << 16), 0) as url:
+        assert Peers(url).is_active(url, "b" * 32, 5.0)
+
+
 def test_time_to_a_takeover_is_longer_on_s3_and_bounded(tmp_path: Path) -> None:
     environment = {"HOLDFAST_LOCAL_DIR": str(tmp_path)}
     assert server_settings(environment, state_dir=tmp_path / "s", ha=True).election.takeover_after_ms == 3_000
