@@ -44,7 +44,10 @@ class Peers:
         or tells without end, must not keep the others from taking over."""
         try:
             connection = self._connection(url, timeout_s)
-            with _cutting(connection, timeout_s):
+            with _cutting(connection, timeout_s) as late:
+                connection.connect()
+                if late.is_set():  # the name took as long: there was nothing to cut yet
+                    return False
                 connection.request("GET", "/leader", preload_content=False)
                 answer = connection.getresponse()
         except (urllib3.exceptions.HTTPError, http.client.HTTPException, ValueError, OSError):
@@ -84,10 +87,12 @@ class Peers:
 
 
 @contextlib.contextmanager
-def _cutting(connection: HTTPConnection, after_s: float) -> Iterator[None]:
-    """End a connection behind the block, and some time after its beginning: no byte makes that later."""
+def _cutting(connection: HTTPConnection, after_s: float) -> Iterator[threading.Event]:
+    """End a connection behind the block, and some time after its beginning: no byte makes that later. The event is set then."""
+    late = threading.Event()
 
     def cut() -> None:
+        late.set()
         if (sock := connection.sock) is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -96,7 +101,7 @@ def _cutting(connection: HTTPConnection, after_s: float) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield late
     finally:
         timer.cancel()
         connection.close()

@@ -404,6 +404,36 @@ def test_a_receiver_that_hangs_or_dribbles_is_left_in_time(
         assert started.numbers()[0][1] == {"timed_out": 2, "delivered": 2}
 
 
+def test_a_receiver_whose_name_takes_long_has_no_more_time_for_it(
+    coordinator: FakeCoordinator, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "TOTAL_TIMEOUT_S", 0.1)
+
+    def connect_late(*arguments: Any) -> socket.socket:
+        sock = connect(*arguments)
+        assert was_cut.wait(20)
+        return sock
+
+    was_cut = threading.Event()
+
+    class Timer(threading.Timer):
+        def __init__(self, after_s: float, cut: Callable[[], None]) -> None:
+            was_cut.clear()
+
+            def both() -> None:
+                cut()
+                was_cut.set()
+
+            super().__init__(after_s, both)
+
+    monkeypatch.setattr(sender, "connect", connect_late)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    with running(coordinator, receiver, tmp_path) as started:
+        publish(coordinator, 1)
+        eventually("it is late", lambda: started.numbers()[0][1].get("timed_out", 0) > 0)
+    assert receiver.asked == []
+
+
 def has_failed(started: Webhooks, outcome: str) -> bool:
     ((_, counts, failing_s),) = started.numbers()
     return counts.get(outcome, 0) >= 2 and failing_s > 0
