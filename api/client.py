@@ -167,7 +167,7 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
+        `kinds`: only these (leader, state, failure, restart, initialized, checkpoint, request). `newest`: the last `limit`."""
         query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
         return self._get(f"/v1/jobs/{job_id}/history?{query}")
 

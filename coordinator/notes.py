@@ -49,6 +49,12 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
     known."""
 
 
+class AttemptInitialized(msgspec.Struct, frozen=True):
+    """All tasks of an attempt run: their state is restored. Also said when a new leader finds them so."""
+
+    attempt: int
+
+
 class CheckpointFailed(msgspec.Struct, frozen=True):
     """ABORTED is stored. `message` may hold a user's text."""
 
@@ -71,7 +77,7 @@ class RequestEnded(msgspec.Struct, frozen=True):
     """Checkpoints that were begun for it."""
 
 
-Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
+Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | AttemptInitialized | CheckpointFailed | RequestEnded
 
 Action = TypeVar("Action")
 

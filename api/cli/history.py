@@ -96,6 +96,7 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "state": _state,
     "failure": _failure,
     "restart": _restart,
+    "initialized": lambda facts: f"all tasks of attempt {facts['attempt']} run",
     "checkpoint": _checkpoint,
     "request": _request,
 }

@@ -237,6 +237,9 @@ def serve(
     webhooks: Annotated[
         Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
     ] = None,
+    traces: Annotated[
+        str | None, typer.Option("--traces", help="otlp: spans to an OpenTelemetry collector, as OTEL_... says; off if left out.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
@@ -263,6 +266,7 @@ def serve(
         ha=ha,
         flink_ui=flink_ui,
         webhooks=webhooks,
+        traces=traces,
         log_level=log_level,
         log_format=log_format,
     )
@@ -353,7 +357,10 @@ def history(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these: leader, state, failure, restart, checkpoint, request; separated by commas.")
+        str,
+        typer.Option(
+            "--kinds", help="Only these: leader, state, failure, restart, initialized, checkpoint, request; separated by commas."
+        ),
     ] = "",
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")

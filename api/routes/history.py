@@ -29,7 +29,7 @@ class HistoryRecord(schemas.Record):
     """Consecutive within the epoch."""
     at_ms: int
     kind: str
-    """leader, state, failure, restart, checkpoint, request; later versions may add others."""
+    """leader, state, failure, restart, initialized, checkpoint, request; later versions may add others."""
     facts: dict[str, Any]
 
 

@@ -18,7 +18,15 @@ from holdfast.coordinator.history.records import describe_checkpoint
 from holdfast.coordinator.history.store import HistoryWriter
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    AttemptInitialized,
+    CheckpointFailed,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 from holdfast.coordinator.views import CheckpointView
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import JobPaths
@@ -141,6 +149,8 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "failure", facts
         case AttemptDeployed():
             return "restart", facts
+        case AttemptInitialized():
+            return "initialized", facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks
             told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}

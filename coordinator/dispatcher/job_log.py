@@ -16,7 +16,15 @@ from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
 from holdfast.barriers.messages import FailureReason
 from holdfast.coordinator.jobmaster.job import JobSetup
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    AttemptInitialized,
+    CheckpointFailed,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 
 MESSAGE_CHARACTERS_MAX = 4_096
 """Characters of a line's message, and of each of its facts; a traceback may have ten times as many."""
@@ -101,6 +109,8 @@ def _worded(note: Note) -> tuple[int, str, str]:
             kind = "savepoint" if note.savepoint else "checkpoint"
             source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case AttemptInitialized():
+            return logging.INFO, "attempt_initialized", f"all tasks of attempt {note.attempt} run"
         case CheckpointFailed():
             level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
             why = f": {note.message}" if note.message else ""

@@ -312,7 +312,7 @@ def test_the_chart_and_the_manifests_run_the_same() -> None:
 def test_helm_finds_nothing_to_complain_of_and_asks_for_a_token() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: the chart is not linted")
     assert helm.lint(str(CHART), TOKEN, strict=True)["errors"] == []
-    with pytest.raises(helm.HelmRenderError, match="token.existingSecret"):
+    with pytest.raises(helm.HelmRenderError, match=r"token\.existingSecret"):
         helm.Chart.load(str(CHART)).render({})
 
 
