@@ -29,7 +29,7 @@ WEBHOOKS_MAX = 16
 FILE_BYTES_MAX = 64 * 1024
 URL_CHARACTERS_MAX = 2_048
 NAMES_MAX = 1_000
-KINDS = ("leader", "state", "failure", "restart", "initialized", "checkpoint", "request", "gap")
+KINDS = ("leader", "state", "failure", "restart", "initialized", "first_record", "checkpoint", "request", "label", "drill", "gap")
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
 """Bytes of a secret. Source: Standard Webhooks, signature scheme."""

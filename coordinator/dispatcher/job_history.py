@@ -23,6 +23,9 @@ from holdfast.coordinator.notes import (
     AttemptFailed,
     AttemptInitialized,
     CheckpointFailed,
+    DrillEnded,
+    FirstRecords,
+    LabelChanged,
     Note,
     RequestEnded,
     StateChanged,
@@ -151,10 +154,16 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "restart", facts
         case AttemptInitialized():
             return "initialized", facts
+        case FirstRecords():
+            return "first_record", facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks
             told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
         case RequestEnded():
             return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+        case LabelChanged():
+            return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+        case DrillEnded():
+            return "drill", note.facts
         case _:
             assert_never(note)

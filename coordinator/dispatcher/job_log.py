@@ -21,6 +21,9 @@ from holdfast.coordinator.notes import (
     AttemptFailed,
     AttemptInitialized,
     CheckpointFailed,
+    DrillEnded,
+    FirstRecords,
+    LabelChanged,
     Note,
     RequestEnded,
     StateChanged,
@@ -111,6 +114,9 @@ def _worded(note: Note) -> tuple[int, str, str]:
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
         case AttemptInitialized():
             return logging.INFO, "attempt_initialized", f"all tasks of attempt {note.attempt} run"
+        case FirstRecords():
+            gap = f", {note.since_failure_ms} ms after the failure" if note.since_failure_ms >= 0 else ""
+            return logging.INFO, "first_records", f"attempt {note.attempt} processes records{gap}"
         case CheckpointFailed():
             level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
             why = f": {note.message}" if note.message else ""
@@ -118,6 +124,13 @@ def _worded(note: Note) -> tuple[int, str, str]:
             return level, "checkpoint_failed", f"{kind} {note.checkpoint_id} failed, {note.reason.value}{why}"
         case RequestEnded():
             return _ended(note)
+        case LabelChanged():
+            done = "lost" if note.removed else "has"
+            return logging.INFO, "label_changed", f"checkpoint {note.checkpoint_id} {done} the label {note.label}"
+        case DrillEnded():
+            level = logging.INFO if note.facts["state"] == "passed" else logging.WARNING
+            why = note.facts["error"] or "; ".join(note.facts["problems"]) or f"{note.facts['rows']} rows were read"
+            return level, "drill_ended", f"drill of checkpoint {note.facts['checkpoint_id']} {note.facts['state']}: {why}"
         case _:
             assert_never(note)
 
