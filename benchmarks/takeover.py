@@ -119,12 +119,9 @@ class Rig:
         return RestClient(",".join(each.url for each in self.members), TOKEN, reconnect_timeout_s=WAIT_S)
 
     def is_led_by(self, member: MemberProcess) -> bool:
-        """Whether the job runs there with all workers, as the member itself says."""
+        """Whether the job is RUNNING there, as the member itself says: a new leader says so when every worker is registered."""
         try:
-            client = RestClient(member.url, TOKEN, reconnect_timeout_s=0)
-            workers = client.workers(self.job)["workers"]
-            is_whole = len(workers) == WORKERS and all(each["registered"] and each["connected"] for each in workers)
-            return is_whole and client.job_state(self.job) == "RUNNING"
+            return RestClient(member.url, TOKEN, reconnect_timeout_s=0).job_state(self.job) == "RUNNING"
         except HoldfastError:
             return False
 

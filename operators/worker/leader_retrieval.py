@@ -82,7 +82,11 @@ class MemberAddresses:
         """`configured`: at least one; the first is asked first."""
         self._configured = tuple(dict.fromkeys(configured))
         self._members: tuple[str, ...] = ()
-        self._asked = -1
+        self._turn = -1
+
+    @property
+    def are_several(self) -> bool:
+        return len({*self._configured, *self._members}) > 1
 
     def learn(self, members: Sequence[str]) -> None:
         """Take over what a coordinator says about its members; of those where our token may go, MEMBERS_MAX at most."""
@@ -90,16 +94,19 @@ class MemberAddresses:
         safe = (url.rstrip("/") for url in known if is_safe_step(self._configured[0], url))
         self._members = tuple(dict.fromkeys(safe))[:MEMBERS_MAX]
 
-    def next(self, recorded: str | None) -> str:
-        """The next one. `recorded`: what the state directory says, if this machine sees it; it is asked every other time."""
-        known = tuple(dict.fromkeys((*self._configured, *self._members)))
-        if recorded is not None:
-            others = [url for url in known if url != recorded]
-            self._asked += 1
-            turn, is_other = divmod(self._asked, 2)
-            return others[turn % len(others)] if is_other and len(known) > 1 and others else recorded
-        self._asked += 1
-        return known[self._asked % len(known)]
+    def reached(self) -> None:
+        """One was reached: the next search begins from the front."""
+        self._turn = -1
+
+    def next(self, recorded: str | None, failed: str = "") -> str:
+        """The next one: what the state directory says (`recorded`, if this machine sees it), the members, the configured ones; and
+        so on. `failed`: the one that was asked last, which is left out."""
+        first: tuple[str, ...] = () if recorded is None else (recorded,)
+        is_moved = recorded is not None and not self.are_several  # an only coordinator is not at its old address
+        known = dict.fromkeys(first if is_moved else (*first, *self._members, *self._configured))
+        others = [url for url in known if url != failed] or list(known)
+        self._turn += 1
+        return others[self._turn % len(others)]
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:

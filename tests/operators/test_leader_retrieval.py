@@ -170,11 +170,22 @@ def test_configured_addresses_are_asked_in_turn() -> None:
     assert [addresses.next(None) for _ in range(4)] == [ADDRESS, SECOND, ADDRESS, SECOND]
 
 
-def test_what_the_state_directory_says_is_asked_every_other_time() -> None:
+def test_what_the_state_directory_says_is_asked_first() -> None:
     addresses = MemberAddresses((ADDRESS, SECOND))
-    assert [addresses.next(THIRD) for _ in range(5)] == [THIRD, ADDRESS, THIRD, SECOND, THIRD]
+    assert [addresses.next(THIRD) for _ in range(5)] == [THIRD, ADDRESS, SECOND, THIRD, ADDRESS]
+    addresses.reached()
+    assert addresses.next(SECOND) == SECOND
     alone = MemberAddresses((ADDRESS,))
     assert [alone.next(SECOND) for _ in range(3)] == [SECOND] * 3, "a coordinator that moved is not at its old address"
+
+
+def test_the_one_that_failed_is_left_out_and_members_come_before_what_was_configured_long_ago() -> None:
+    addresses = MemberAddresses((ADDRESS, SECOND))
+    assert addresses.next(None, ADDRESS) == SECOND
+    addresses.learn([SECOND, THIRD])
+    addresses.reached()
+    assert addresses.next(SECOND, SECOND) == THIRD
+    assert MemberAddresses((ADDRESS,)).next(None, ADDRESS) == ADDRESS, "an only one is asked again"
 
 
 def test_members_are_learnt_as_far_as_the_token_may_go() -> None:
