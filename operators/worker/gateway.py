@@ -358,6 +358,8 @@ class _Heartbeats(msgspec.Struct):
     """Answer to a heartbeat; a coordinator may leave the epoch out."""
 
     epoch: int = 0
+    members: tuple[str, ...] = ()
+    """As `Registered.members`: one may have joined since."""
 
 
 def _outcome_of(sent: _Sent) -> Event:
@@ -531,6 +533,7 @@ class Gateway:
         return StatesAnswered()
 
     def _beat(self, answer: _Heartbeats) -> Event:
+        self._http.learn(answer.members)
         return HeartbeatAnswered(answer.epoch or self._session.epoch)
 
     def _ask(self, request: str, ask: Callable[[], Event], asked: Target | None = None) -> Event:
