@@ -236,10 +236,10 @@ class CoordinatorHttp:
         """How long the answer to a heartbeat may take: less where another coordinator may have taken over from one that hangs."""
         return HEARTBEAT_TIMEOUT_S if self._addresses.are_several else READ_TIMEOUT_S
 
-    def post(self, path: str, message: Any, kind: type[T] | None, timeout_s: float = READ_TIMEOUT_S) -> T | None:
+    def post(self, path: str, message: Any, kind: type[T] | None, timeout_s: float | None = None) -> T | None:
         """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
         answer's body; None ignores it."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S if timeout_s is None else timeout_s)
         target, headers = self._target, self._headers
         if target.unreachable_epoch:
             headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
@@ -523,7 +523,7 @@ class Gateway:
         self._http.learn(registered.members)
         return RegistrationAnswered(registered)
 
-    def _post(self, path: str, message: Any, kind: type[T], timeout_s: float = READ_TIMEOUT_S) -> T:
+    def _post(self, path: str, message: Any, kind: type[T], timeout_s: float | None = None) -> T:
         answer = self._http.post(path, message, kind, timeout_s)
         assert answer is not None
         return answer
