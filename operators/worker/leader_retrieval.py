@@ -100,13 +100,14 @@ class MemberAddresses:
 
     def next(self, recorded: str | None, failed: str = "") -> str:
         """The next one: what the state directory says (`recorded`, if this machine sees it), the members, the configured ones; and
-        so on. `failed`: the one that was asked last, which is left out."""
+        so on. `failed`: the one that was asked last, which is passed over."""
         first: tuple[str, ...] = () if recorded is None else (recorded,)
         is_moved = recorded is not None and not self.are_several  # an only coordinator is not at its old address
-        known = dict.fromkeys(first if is_moved else (*first, *self._members, *self._configured))
-        others = [url for url in known if url != failed] or list(known)
+        known = list(dict.fromkeys(first if is_moved else (*first, *self._members, *self._configured)))
         self._turn += 1
-        return others[self._turn % len(others)]
+        if known[self._turn % len(known)] == failed:
+            self._turn += 1
+        return known[self._turn % len(known)]
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:

@@ -188,6 +188,18 @@ def test_the_one_that_failed_is_left_out_and_members_come_before_what_was_config
     assert MemberAddresses((ADDRESS,)).next(None, ADDRESS) == ADDRESS, "an only one is asked again"
 
 
+@pytest.mark.parametrize("recorded", [None, ADDRESS, SECOND])
+@pytest.mark.parametrize("first", range(3))
+def test_every_one_is_asked_in_a_round_whoever_failed(recorded: str | None, first: int) -> None:
+    addresses = MemberAddresses((ADDRESS,))
+    addresses.learn([SECOND, THIRD])
+    asked = [(ADDRESS, SECOND, THIRD)[first]]
+    for _ in range(40):
+        asked.append(addresses.next(recorded, asked[-1]))
+    for begin in range(len(asked) - 4):
+        assert set(asked[begin : begin + 5]) == {ADDRESS, SECOND, THIRD}
+
+
 def test_members_are_learnt_as_far_as_the_token_may_go() -> None:
     addresses = MemberAddresses((ADDRESS,))
     addresses.learn([ADDRESS, SECOND, "http://127.0.0.1:9", "no url", "http://10.0.0.9:1" + "x" * 4_000, f"{THIRD}/"])
