@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, assert_never
 
+from holdfast.chaos.checkers.observations import Claimed
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.kernel import Process
@@ -71,6 +72,11 @@ class MemberHost(CoordinatorHost):
         self._beat = 0
         self._due_us: int | None = None
         self._retired: list[Dispatcher] = []
+        self._looks_ms = (0, 0)
+        """First and last of the looks that saw what it sees now, ms."""
+        self._probe_ms = -1
+        """When it sent the last probe; -1: none yet."""
+        self._probe_failed = False
 
     def start(self) -> None:
         """Listen and take part."""
@@ -121,6 +127,7 @@ class MemberHost(CoordinatorHost):
             case on.Probe():
                 self._probe(action)
             case on.Claim():
+                self._observe_claim(action.epoch)
                 mine = ActiveRecord(action.epoch, self.member, self.url)
                 self._drive(claim(mine), on.ClaimAnswered, on.ClaimFailed(action.epoch))
             case on.Lead():
@@ -143,8 +150,30 @@ class MemberHost(CoordinatorHost):
         self._election_flows.drive(flow, ended, self._routed)
 
     def _observed(self, seen: Observation) -> on.Event:
+        now_ms, sign = self.ports.kernel.now_ms, seen.active_sign
+        is_same = seen.active == self._seen.active and (sign is None or sign == self._seen.active_sign)
+        self._looks_ms = (self._looks_ms[0] if is_same else now_ms, now_ms)
         self._seen = seen
         return on.Observed(seen)
+
+    def _observe_claim(self, epoch: int) -> None:
+        """Told by what went through its ports, whatever the election makes of it."""
+        active, sign, (first_ms, last_ms) = self._seen.active, self._seen.active_sign, self._looks_ms
+        if active is None or epoch == 1:
+            return
+        is_guarded = sign is not None and sign.epoch == active.epoch and sign.holds_lock
+        claimed = Claimed(
+            self.ports.kernel.now_ms,
+            self.process.name,
+            epoch,
+            has_left=sign is not None and sign.is_leaving,
+            unchanged_ms=last_ms - first_ms,
+            probed_ms=self._probe_ms - first_ms,
+            probe_failed=self._probe_failed,
+            has_lock=is_guarded and self._shared is not None and self._shared.is_held_by(self.process),
+            takeover_after_ms=TAKEOVER_AFTER_MS,
+        )
+        self.ports.observe(claimed)
 
     def _sign(self, action: on.GiveSign) -> SignOfLife:
         self._beat += 1
@@ -164,9 +193,14 @@ class MemberHost(CoordinatorHost):
         kernel, control, injector = self.ports.kernel, self.ports.control, self.ports.injector
         timeout_us = ElectionConfig(TAKEOVER_AFTER_MS).probe_timeout_ms * 1000
         asked = control.at(action.url)
+        self._probe_ms, self._probe_failed = kernel.now_ms, False
+
+        def heard(is_active: bool) -> None:
+            self._probe_failed = not is_active
+            self._handle(on.ProbeAnswered(action.number, is_active))
 
         def answer(delay_us: int, *, is_active: bool) -> None:
-            kernel.after(delay_us, lambda: self._handle(on.ProbeAnswered(action.number, is_active)), self.process)
+            kernel.after(delay_us, lambda: heard(is_active), self.process)
 
         def arrive() -> None:
             if not isinstance(asked, MemberHost) or not asked.process.alive:

@@ -87,8 +87,8 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
-HEARTBEAT_TIMEOUT_S = 4.0
-"""Of an answer to a heartbeat, where there are several coordinators."""
+REPORT_TIMEOUT_S = 4.0
+"""Of an answer to a heartbeat, a state or a small acknowledgement, where there are several coordinators."""
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
@@ -232,9 +232,9 @@ class CoordinatorHttp:
         return self._addresses.next(self._address.recorded_url(), failed)
 
     @property
-    def heartbeat_timeout_s(self) -> float:
-        """How long the answer to a heartbeat may take: less where another coordinator may have taken over from one that hangs."""
-        return HEARTBEAT_TIMEOUT_S if self._addresses.are_several else READ_TIMEOUT_S
+    def report_timeout_s(self) -> float:
+        """How long the answer to a report may take: less where another coordinator may have taken over from one that hangs."""
+        return REPORT_TIMEOUT_S if self._addresses.are_several else READ_TIMEOUT_S
 
     def post(self, path: str, message: Any, kind: type[T] | None, timeout_s: float | None = None) -> T | None:
         """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
@@ -492,7 +492,7 @@ class Gateway:
 
     def _perform(self, action: Action) -> Event | None:
         """Perform one action; returns its answer if there is one at once."""
-        slot = self._identity.slot
+        slot, timeout_s = self._identity.slot, self._http.report_timeout_s
         match action:
             case Deliver(command=command):
                 self._deliver(command)
@@ -508,12 +508,11 @@ class Gateway:
                     self._large_number, self._is_sending = self._large_number + 1, True
                     self._large.put((self._large_number, acks))
                     return None
-                return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers)))
+                return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers, timeout_s)))
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
-                timeout_s = self._http.heartbeat_timeout_s
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats, timeout_s)))
             case _:
                 assert_never(action)
@@ -529,7 +528,7 @@ class Gateway:
         return answer
 
     def _send(self, path: str, message: Any) -> Event:
-        self._http.post(path, message, None)
+        self._http.post(path, message, None, self._http.report_timeout_s)
         return StatesAnswered()
 
     def _beat(self, answer: _Heartbeats) -> Event:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
@@ -38,6 +38,8 @@ class Target:
     """Epoch of the active one of several members, which another member named; 0: it was not."""
     silent_service_epoch: int = 0
     """Highest such epoch whose member did not answer: it is not followed again, since the one that names it does not know yet."""
+    silent_url: str = field(default="", compare=False)
+    """Which one did not answer last; not followed to, either."""
 
 
 def next_target(target: Target, error: HoldfastError | None, address: Callable[[], str]) -> Target:
@@ -54,7 +56,8 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
     if error is None or isinstance(error, NotLeaderError):
         unreachable = max(target.epoch, target.unreachable_epoch)
-        return Target(address(), unreachable_epoch=unreachable, silent_service_epoch=silent)
+        silent_url = target.url if error is None else target.silent_url
+        return Target(address(), unreachable_epoch=unreachable, silent_service_epoch=silent, silent_url=silent_url)
     # The target was reached. To go on reporting it as unreachable for an old failure would take the job from a live leader.
     return Target(address(), unreachable_epoch=target.unreachable_epoch if target.unreachable_epoch > target.epoch else 0)
 
@@ -62,11 +65,15 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
 def _next_member(target: Target, url: object, service_epoch: int, address: Callable[[], str]) -> Target:
     """A member that stands by named the active one. Their epochs are none of a job's, whose leader's unreachable one is kept."""
     known = max(target.service_epoch, target.silent_service_epoch)
-    is_onward = service_epoch > known and target.followed < FOLLOWED_MAX
-    if isinstance(url, str) and is_onward and url.rstrip("/") != target.url and is_safe_step(target.url, url.rstrip("/")):
-        return replace(target, url=url.rstrip("/"), epoch=0, followed=target.followed + 1, service_epoch=service_epoch)
+    named = url.rstrip("/") if isinstance(url, str) else ""
+    is_onward = service_epoch > known and target.followed < FOLLOWED_MAX and named not in (target.url, target.silent_url)
+    if is_onward and is_safe_step(target.url, named):
+        return replace(target, url=named, epoch=0, followed=target.followed + 1, service_epoch=service_epoch)
     return Target(
-        address(), unreachable_epoch=target.unreachable_epoch, silent_service_epoch=target.silent_service_epoch
+        address(),
+        unreachable_epoch=target.unreachable_epoch,
+        silent_service_epoch=target.silent_service_epoch,
+        silent_url=target.silent_url,
     )
 
 

@@ -448,7 +448,7 @@ def test_members_that_joined_are_known_from_the_answers_to_heartbeats() -> None:
 def test_heartbeat_waits_for_less_where_another_coordinator_may_have_taken_over() -> None:
     alone = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1", None), "job", 0)
     several = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1,http://10.0.0.2:1", None), "job", 0)
-    assert alone.heartbeat_timeout_s == READ_TIMEOUT_S > several.heartbeat_timeout_s
+    assert alone.report_timeout_s == READ_TIMEOUT_S > several.report_timeout_s
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])

@@ -150,6 +150,13 @@ def test_active_member_that_does_not_answer_is_not_followed_again_but_its_succes
     assert after(silent, active_at(SECOND, 3)) == Target(SECOND, followed=1, service_epoch=3, silent_service_epoch=2)
 
 
+def test_active_member_that_did_not_answer_at_its_own_address_is_not_followed_to() -> None:
+    """One that hangs takes connections, and each request to it takes as long as an answer may."""
+    silent = after(Target(SECOND), None, address=THIRD)
+    assert after(silent, active_at(SECOND, 2)) == Target(ADDRESS)
+    assert after(silent, active_at(ADDRESS, 3)).url == ADDRESS
+
+
 def test_members_that_name_each_other_are_left_after_one_round() -> None:
     target = after(Target(ADDRESS), active_at(SECOND, 2))
     assert after(target, active_at(ADDRESS, 2), address=THIRD).url == THIRD
