@@ -32,7 +32,14 @@ from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.decoding import decode_json
-from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
+from holdfast.statebackends.errors import (
+    CheckpointFailedError,
+    NotFoundError,
+    NotLeaderError,
+    ProtocolError,
+    RecoveringError,
+    TooManyRequestsError,
+)
 from holdfast.statebackends.layout import DIRECTORY_FILE
 
 CONNECT_TIMEOUT_S = 5.0
@@ -163,14 +170,21 @@ class RestClient:
         return _decode(lambda: [dict(each) for each in answer["series"]], self.url)
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
-        query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
-        return self._get(f"/v1/jobs/{job_id}/history?{query}")
+        `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request, label, drill). `newest`: the last
+        `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing
+        is."""
+        query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
+        return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
+
+    def failures(self, job_id: str, *, before: str = "", limit: int = 100) -> dict[str, Any]:
+        """`failures`, newest first, each with its `restart`: attempt, restored checkpoint, records that are read again, and when
+        its first record was told. `since` is the `before` of the page of older ones, empty if there are none."""
+        return self._get(f"/v1/jobs/{job_id}/failures?{urlencode({'limit': limit, **({'before': before} if before else {})})}")
 
     def health(self, job_id: str) -> HealthView:
         """Whether the job is safe, why it is slow, and where it will resume."""
@@ -257,6 +271,39 @@ class RestClient:
         body = self._call("PATCH", f"/v1/jobs/{job_id}/checkpoints/config", msgspec.json.encode(settings))
         return _decode(lambda: dict(json.loads(body)), self.url)
 
+    def labels(self, job_id: str) -> dict[str, Any]:
+        """Labels of a job's snapshots, as `labels`: each with `label`, `checkpoint_id`, `kind`, `location` and `created_ms`."""
+        return self._get(f"/v1/jobs/{job_id}/labels")
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
+        """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed.
+
+        Raises InvalidConfigError, NotFoundError, SnapshotLabelledError."""
+        path = f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}"
+        body = self._call("PUT", path, json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
+        """Remove a label, of one snapshot or of whichever has it; returns what was removed. Raises NotFoundError."""
+        query = f"?checkpoint={checkpoint_id}" if checkpoint_id is not None else ""
+        body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
+        return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+        """Begin a drill of a snapshot of the job, of the newest one if none is named: every row of it is read as a restore would.
+        Returns its record: `drill_id`, `checkpoint_id`, `state` (`running`) and so on."""
+        body = self._call("POST", f"/v1/jobs/{job_id}/drills", json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def drills(self, job_id: str) -> list[dict[str, Any]]:
+        """Drills of the job's snapshots, newest first. `state`: running, passed, failed (see `problems`), error (see `error`)."""
+        answer = self._get(f"/v1/jobs/{job_id}/drills")
+        return _decode(lambda: [dict(each) for each in answer["drills"]], self.url)
+
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """What the job's files take: sizes, numbers of files, and money if the coordinator has a price file."""
+        return self._get(f"/v1/jobs/{job_id}/cost")
+
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""
         self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
@@ -313,7 +360,7 @@ class RestClient:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError)),
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError, TooManyRequestsError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._say_waiting,

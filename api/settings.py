@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
@@ -24,6 +24,9 @@ from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
 
+if TYPE_CHECKING:
+    from holdfast.coordinator.ownership.cost import Prices
+
 DEFAULT_HOST = "127.0.0.1"
 
 BODY_BYTES_MAX = 256 * 1024 * 1024
@@ -33,6 +36,9 @@ CONNECTIONS_MAX = 8_192
 """Open connections of all callers together; fewer where the limit of file descriptors is lower."""
 
 CONNECTIONS_MIN = 16
+
+REQUESTS_PER_S_MAX = 200
+"""Requests a second of one issued token; the service's own has five times as many."""
 
 KEEP_ALIVE_INTERVAL_MS = 2_000
 """Milliseconds between keep-alive lines of a command stream."""
@@ -84,14 +90,19 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    prices: Prices | None = None
+    """Of what storage takes; None: costs are told without money."""
     flink_ui: Path | None = None
     """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
     """Further directories and URLs whose snapshots REST shows; those of the state directory are always shown."""
     body_bytes_max: int = BODY_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
+    requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
     ha: bool = False
     """One of several members on the state directory, of which one is active."""
     takeover_after_ms: int | None = None
@@ -111,7 +122,7 @@ class ServerSettings:
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
         least = {"connections_max": CONNECTIONS_MIN}
-        for name in ("body_bytes_max", "connections_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+        for name in ("body_bytes_max", "connections_max", "requests_per_s_max", "keep_alive_interval_ms", "stop_timeout_ms"):
             if getattr(self, name) < least.get(name, 1):
                 text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
                 raise InvalidConfigError(text, setting=name)
@@ -211,6 +222,8 @@ def server_settings(
     takeover: bool = False,
     ha: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
+    prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -219,10 +232,18 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS", "TAKEOVER_AFTER_MS")
+        for name in (
+            "BODY_BYTES_MAX",
+            "CONNECTIONS_MAX",
+            "REQUESTS_PER_S_MAX",
+            "KEEP_ALIVE_INTERVAL_MS",
+            "STOP_TIMEOUT_MS",
+            "TAKEOVER_AFTER_MS",
+        )
         if (value := _integer(environment, name)) is not None
     }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
+    price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
         state_dir=directory,
         host=listening,
@@ -234,7 +255,9 @@ def server_settings(
         takeover=takeover,
         ha=ha,
         state_url=remote,
+        prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
@@ -250,6 +273,18 @@ def _lower(text: str | None) -> str | None:
 
 def _file(named: str | Path | None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named is not None else None
+
+
+def read_prices(path: Path) -> Prices:
+    """Raises InvalidConfigError naming the file."""
+    from holdfast.coordinator.ownership.cost import PRICES_BYTES_MAX, decode_prices  # of no use to most programs
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(PRICES_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(f"price file {path} can't be read: {error.strerror}", setting="prices", path=str(path)) from error
+    return decode_prices(content, str(path))
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -268,6 +268,16 @@ class UnclaimedStateError(RestoreError):
     renames: Mapping[str, str] | None = None
 
 
+class MasterHookError(RestoreError):
+    """State of a master hook can't be given back: the job names no such hook, or the hook does not know its version, or fails."""
+
+    hooks: Sequence[str]
+    stored: int | None = None
+    """Version of the stored state."""
+    known: Sequence[int] | None = None
+    """Versions that the hook knows."""
+
+
 class InFlightStateError(RestoreError):
     """The snapshot holds records in flight on an edge that the job does not have, or has otherwise; or which an edit would part
     from the state that lacks their effect."""
@@ -311,6 +321,14 @@ class SnapshotClaimedError(RestoreError):
 
     path: str
     owner: str
+
+
+class SnapshotLabelledError(HoldfastError):
+    """A label keeps the snapshot from being deleted; or it can't get the label, since its deletion has begun, or another one has
+    the label."""
+
+    path: str
+    labels: Sequence[str]
 
 
 class OutputMayRepeatError(RestoreError):
@@ -591,6 +609,25 @@ class NotFoundError(HoldfastError):
     kept: Sequence[int] | None = None
 
 
+class QuestionNotKnownError(NotFoundError):
+    """A worker does not know a kind of question: it is of another version. Nothing is wrong with it."""
+
+    kind: str
+    """Value of QuestionKind."""
+
+
+class WorkerSilentError(StorageUnavailableError):
+    """A worker that was asked about itself did not answer: its process or host hangs, it is gone, or its attempt is over."""
+
+    slot: int
+
+
+class WorkerBusyError(StorageUnavailableError):
+    """A worker is being asked already, or many are: ask again."""
+
+    slot: int | None = None
+
+
 class AuthenticationError(HoldfastError):
     """The bearer token is missing or wrong, or it has expired or was revoked."""
 
@@ -605,6 +642,12 @@ class AccessDeniedError(HoldfastError):
     """Kind of the request: view, operate, administer or work."""
     job: str | None = None
     """The only job that the token is for."""
+
+
+class TooManyRequestsError(StorageUnavailableError):
+    """The caller asks more often than it may: ask again later."""
+
+    retry_after_ms: int
 
 
 class TransportSecurityError(HoldfastError):

@@ -22,18 +22,40 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import Authenticator
+from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhook_file import read_webhooks
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
-from holdfast.api.routes import diagnosis, events, health, history, jobs, members, series, snapshots, tokens, web, workers
+from holdfast.api.routes import (
+    audit,
+    cost,
+    dashboard,
+    diagnosis,
+    drills,
+    events,
+    health,
+    history,
+    jobs,
+    labels,
+    members,
+    series,
+    sessions,
+    snapshots,
+    tokens,
+    web,
+    workers,
+)
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.forwarded import ForwardToActive
@@ -45,10 +67,21 @@ from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.failures import FailurePage
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
@@ -56,6 +89,11 @@ log = logging.getLogger("holdfast.api")
 
 EPOCH_DIGITS_MAX = 18
 """Digits of an epoch in a header, at most."""
+
+WORKER_THREADS = 16
+"""Threads that open workers' streams of commands: what people ask for has others, and none of them waits here."""
+SUBMIT_THREADS = 8
+"""Threads of submissions, preflights and departures, which read snapshots."""
 
 _RECORDS = (
     Submission,
@@ -68,9 +106,12 @@ _RECORDS = (
     AckAnswers,
     StatusBatch,
     Heartbeat,
+    WorkerAnswer,
     PreflightReport,
     Explanation,
     HealthView,
+    Cost,
+    FailurePage,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
@@ -97,9 +138,13 @@ def create_app(
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
+    app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
+    receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
@@ -108,8 +153,16 @@ def create_app(
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
+    app.add_middleware(
+        CheckAccess,
+        authenticator=app.state.authenticator,
+        audit=app.state.audit,
+        requests=RequestBudget(),
+        per_s=settings.requests_per_s_max,
+        open_paths=open_paths,
+    )
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
+    app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_middleware(NameRequests)
     app.add_exception_handler(HoldfastError, _typed_error)
@@ -132,15 +185,21 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(history.router)
     router.include_router(events.router)
     router.include_router(series.router)
+    router.include_router(labels.router)
+    router.include_router(drills.router)
+    router.include_router(cost.router)
     router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     router.include_router(snapshots.router)
     router.include_router(workers.router)
     router.include_router(tokens.router)
+    router.include_router(sessions.router)
+    router.include_router(audit.router)
     router.include_router(dialect.router, prefix="/v1")
     router.include_router(dialect.router, include_in_schema=False)
     if with_web:
         router.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         router.include_router(web.router)
+    router.include_router(dashboard.router)  # last: it has every other path below its prefix
     return tuple(router.routes)
 
 
