@@ -122,7 +122,7 @@ class CoordinatorHost:
             runner=self,
             make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
-            hooks=SimHooks(ports.kernel, process, ports.observe),
+            hooks=SimHooks(self.ports.kernel, self.process, self.ports.observe),
         )
         return host, JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
 
