@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I43 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I44 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from holdfast.chaos.checkers.settings import SettingsChecker
 from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
 from holdfast.chaos.checkers.splits import SplitsChecker
 from holdfast.chaos.checkers.stops import StopsChecker
+from holdfast.chaos.checkers.takeovers import TakeoversChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
 from holdfast.chaos.workloads.scenario import Scenario
 
@@ -77,6 +78,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     BoundsChecker,
     WorkingFoldersChecker,
     NoticesChecker,
+    TakeoversChecker,
     LivenessChecker,
 )
 """Order in which checkers receive an observation: causes before their consequences."""
@@ -125,6 +127,7 @@ INVARIANTS: dict[str, str] = {
     "I41": "nothing is outside before a checkpoint that covers it is complete",
     "I42": "no staged file is lost before its rows are outside, and none is left when they are",
     "I43": "a merge replaces committed files that are current, by one with their rows, and nothing else changes",
+    "I44": "a member takes over from one that left, freed its lock, or neither gave a sign of life nor answered",
 }
 """Invariant -> its meaning in one line."""
 

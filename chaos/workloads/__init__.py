@@ -25,6 +25,7 @@ from holdfast.chaos.workloads import (
     late_windows,
     latecomers,
     long,
+    members,
     merging,
     nexmark,
     outside,
@@ -59,8 +60,9 @@ WORKLOADS: dict[str, Workload] = {
 }
 """Workloads that run when none is named."""
 
-ON_DEMAND: dict[str, Workload] = {long.WORKLOAD.name: long.WORKLOAD}
-"""Workloads that run only when they are named, since one run takes as long as a hundred of the others."""
+ON_DEMAND: dict[str, Workload] = {module.WORKLOAD.name: module.WORKLOAD for module in (long, members)}
+"""Workloads that run only when they are named: since one run takes as long as a hundred of the others, or so that older seeds keep
+their workloads."""
 
 
 def find_workload(name: str) -> Workload:
