@@ -233,6 +233,14 @@ class Listened(msgspec.Struct, frozen=True):
     actor: str
 
 
+class Labelled(msgspec.Struct, frozen=True):
+    """A user's tool gave a checkpoint a label, or begins to take it back."""
+
+    at_ms: int
+    checkpoint_id: int
+    keeps: bool
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or start is complete."""
 
@@ -301,6 +309,7 @@ Observation: TypeAlias = (
     | DataEnded
     | EmittedBehind
     | Listened
+    | Labelled
     | Led
     | Submitted
     | Lifecycle

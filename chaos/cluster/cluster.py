@@ -283,6 +283,8 @@ class Cluster:
         """Start the coordinator, and a driver that submits the job."""
         self.start_coordinator()
         self.start_driver(None)
+        if self.scenario.labels:
+            self.users.begin_labelling()
         self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:

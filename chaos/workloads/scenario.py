@@ -262,6 +262,8 @@ class Scenario:
     """About how long the job takes without failures, in virtual ms: its faults begin before."""
     row_costs: Mapping[str, RowCost] = field(default_factory=dict)
     """Uid of an operator -> what a row costs it; the others take no time of their own."""
+    labels: bool = False
+    """Users label its checkpoints while it runs."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:

@@ -142,5 +142,5 @@ def test_the_process_of_a_drill_is_bounded(memory_bytes_max: int, is_read: bool)
     command = [sys.executable, "-m", "holdfast.coordinator.drills.scratch"]
     done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=120, check=False)
     found = json.loads(done.stdout) if done.stdout else {"rows": -1, "error": f"exit code {done.returncode}"}
-    assert (found["rows"] > 0) is is_read, found
+    assert (int(str(found["rows"])) > 0) is is_read, found
     assert bool(found["error"]) is not is_read
