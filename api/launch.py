@@ -40,7 +40,8 @@ class Environment(BaseEnvironment):
     name: name of the job, by which a later submission finds it.
     parallelism (1): subtasks of each operator that has no parallelism of its own.
     state_dir: folder or s3:// URL of checkpoints, visible to all workers; a coordinator for it is embedded in this process.
-    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
+    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one; several URLs (a list, or with
+        commas between) are those of its members.
     config: a JobConfig with the settings that are not given here.
     require_uids: True refuses a job with an operator without uid; False logs a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
@@ -207,7 +208,7 @@ class Connector:
             settings = client_settings(
                 os.environ, url=options.coordinator_url, token=options.token, state_dir=_local(options.state_directory)
             )
-            client = RestClient(settings.url, settings.token)
+            client = RestClient(settings.url, settings.token, authorities=settings.authorities)
             return Connection(client, client.close)
         directory = _local(options.state_directory)
         if directory is None:
@@ -217,7 +218,8 @@ class Connector:
                 setting="state_dir",
             )
         shared = _embed(directory, options.token, self.exposure)
-        client = RestClient(shared.coordinator.url, shared.coordinator.token)
+        running = shared.coordinator
+        client = RestClient(running.url, running.token, authorities=running.authorities)
 
         release = weakref.finalize(client, _release, shared)  # called once, at the latest when the client is collected
 

@@ -25,6 +25,19 @@ CREDIT_BYTES_START = 65_536
 """Default of `channel_credit_bytes_start`."""
 
 
+MASTER_HOOKS_MAX = 16
+MASTER_HOOK_TIMEOUT_MS_MAX = 600_000
+HOOK_NAME_CHARS_MAX = 100
+
+
+def check_hook_name(name: object) -> None:
+    """Raise InvalidConfigError unless a master hook can have this name: 1..100 printable characters, not blanks alone."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > HOOK_NAME_CHARS_MAX:
+        shown = repr(name)[:60]
+        message = f"the name of a master hook has 1..{HOOK_NAME_CHARS_MAX} printable characters, and is not blank: {shown}"
+        raise InvalidConfigError(message, setting="master_hooks")
+
+
 def check_job_name(name: str) -> None:
     """Raise InvalidConfigError unless a job can have this name: 1..255 printable characters, not blanks alone."""
     if not name.strip():
@@ -391,6 +404,12 @@ class JobConfig(msgspec.Struct, frozen=True):
     drill_interval_ms: int | None = None
     """Time from one drill to the next: the coordinator reads every row of the newest checkpoint in a process of its own, beside the
     job. At least 60000. None: no drills but those that are asked for."""
+    master_hooks: tuple[str, ...] = ()
+    """Master hooks that take part in each checkpoint and savepoint: names of entry points `holdfast.master_hooks` where the
+    coordinator is installed; 16 at most, each once."""
+    master_hook_timeout_ms: int = 10_000
+    """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
+    answer is aborted, which counts as no failure."""
 
     @property
     def is_incremental(self) -> bool:
@@ -469,6 +488,18 @@ class JobConfig(msgspec.Struct, frozen=True):
         self._check_choices()
         self._check_credit()
         self._check_unaligned()
+        self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        names = self.master_hooks
+        for name in names:
+            check_hook_name(name)
+        if len(set(names)) < len(names) or len(names) > MASTER_HOOKS_MAX:
+            message = f"master_hooks must name at most {MASTER_HOOKS_MAX} hooks, each once, got {', '.join(names[:20])}"
+            raise InvalidConfigError(message, setting="master_hooks")
+        if not 1 <= self.master_hook_timeout_ms <= MASTER_HOOK_TIMEOUT_MS_MAX:
+            message = f"master_hook_timeout_ms must be 1..{MASTER_HOOK_TIMEOUT_MS_MAX}, got {self.master_hook_timeout_ms}"
+            raise InvalidConfigError(message, setting="master_hook_timeout_ms")
 
     def _check_credit(self) -> None:
         if self.channel_credit_bytes_start not in (CREDIT_BYTES_START, self.credit_bytes_start):

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     StatusBatch,
+    WorkerAnswer,
     clip,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
@@ -32,15 +33,20 @@ from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
+from holdfast.coordinator.hooks.calls import HookHost
+from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.ownership.cost import Cost, measure_cost
@@ -48,6 +54,7 @@ from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -59,7 +66,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
@@ -82,7 +89,8 @@ class CoordinatorService:
     Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written. A second coordinator on the same
     directory is safe but useless: each fences the other's jobs. `api` refuses it."""
 
-    def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
+    def __init__(self, config: ServiceConfig, storage: Storage | None = None, hooks: HookHost | None = None) -> None:
+        """`hooks`: master hooks that jobs may name; None: those of the entry points."""
         config.check()
         self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
         shares_threads = transfers_of(self._storage).transfers_max < config.recovery_threads
@@ -103,6 +111,7 @@ class CoordinatorService:
             clock=clock,
             runner=self._runner,
             make_job_thread=lambda: SystemJobThread(clock),
+            hooks=hooks if hooks is not None else HookRegistry(discover=True),
         )
         self._closing = threading.Lock()
         self._closed = False
@@ -110,6 +119,7 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
+        self._questions = WorkerQuestions(self._calls, clock)
         self._drills = JobDrills(
             self._calls,
             self._registry,
@@ -118,7 +128,7 @@ class CoordinatorService:
             lambda: f"{self._rng.getrandbits(128):032x}",
             seconds_max=config.drill_timeout_ms / 1000,
         )
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._drills.known)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known)
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -154,7 +164,8 @@ class CoordinatorService:
     def _choke_on(self, job_id: str, error: Exception) -> None:
         """Recover one job. After an unexpected error it is tried again later; until then calls get RecoveringError, not
         NotFound."""
-        logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=error)
+        told = "job %s: its recovery failed in a way that no record describes"
+        logger.critical(told, job_id, exc_info=error, extra=about(job_id))
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
             self._registry.put_broken(job_id, StorageUnavailableError(text))
@@ -197,6 +208,10 @@ class CoordinatorService:
         return self._storage.root
 
     @property
+    def feed(self) -> HistoryFeed:
+        return self._host.feed
+
+    @property
     def directory_nonce(self) -> str:
         return self._host.directory_nonce
 
@@ -236,6 +251,9 @@ class CoordinatorService:
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._calls.call_in_session(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, message))
+
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.AnswerReceived(ticket, answer))
 
     # ----------------------------------------------------------------------------------------------- requests of users
 
@@ -354,14 +372,17 @@ class CoordinatorService:
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return self._queries.whole_job(job_id)
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        return self._queries.whole_jobs(job_ids, live_only=live_only)
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         return self._queries.checkpoints(job_id)
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
         return self._queries.checkpoint(job_id, checkpoint_id)
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        return self._queries.checkpoint_vertex(job_id, checkpoint_id, vertex)
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)
@@ -401,6 +422,9 @@ class CoordinatorService:
 
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         return self._diagnosis.explain(job_id, checkpoint_id)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._questions.ask(question)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import RestartStrategy as RestartStrategy
     from holdfast.barriers.jobgraph import RocksDBConfig as RocksDBConfig
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
+    from holdfast.coordinator.hooks.hook import HookCheckpoint as HookCheckpoint
+    from holdfast.coordinator.hooks.hook import MasterHook as MasterHook
     from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
     from holdfast.operators.connectors.delta import DeltaSink as DeltaSink
@@ -158,6 +160,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import InvariantError as InvariantError
     from holdfast.statebackends.errors import JobExistsError as JobExistsError
     from holdfast.statebackends.errors import JobFailedError as JobFailedError
+    from holdfast.statebackends.errors import MasterHookError as MasterHookError
     from holdfast.statebackends.errors import MaxParallelismError as MaxParallelismError
     from holdfast.statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
     from holdfast.statebackends.errors import NotFoundError as NotFoundError
@@ -169,6 +172,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import QueryStoppedError as QueryStoppedError
+    from holdfast.statebackends.errors import QuestionNotKnownError as QuestionNotKnownError
     from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
@@ -188,12 +192,15 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
+    from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from holdfast.statebackends.errors import UndeclaredOutputError as UndeclaredOutputError
     from holdfast.statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
+    from holdfast.statebackends.errors import WorkerBusyError as WorkerBusyError
+    from holdfast.statebackends.errors import WorkerSilentError as WorkerSilentError
     from holdfast.statebackends.secrets import Secret as Secret
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
@@ -234,6 +241,7 @@ _EXPORTS = {
     "holdfast.api.version": ("VERSION",),
     "holdfast.barriers.elements": ("Batch",),
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
+    "holdfast.coordinator.hooks.hook": ("HookCheckpoint", "MasterHook"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.connectors.delta": ("DeltaSink",),
@@ -338,6 +346,7 @@ _EXPORTS = {
         "GraphError",
         "HoldfastError",
         "InFlightStateError",
+        "MasterHookError",
         "IncompatibleStateError",
         "InputChangedError",
         "InputOutputError",
@@ -361,6 +370,7 @@ _EXPORTS = {
         "PermissionDeniedError",
         "ProtocolError",
         "QueryStoppedError",
+        "QuestionNotKnownError",
         "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",
@@ -380,12 +390,15 @@ _EXPORTS = {
         "StorageUnavailableError",
         "TooManyFilesError",
         "TooManyRowsSkippedError",
+        "TransportSecurityError",
         "UnclaimedStateError",
         "UndeclaredOutputError",
         "UndeclaredStateError",
         "UnknownColumnError",
         "UnsupportedVersionError",
         "UserFunctionError",
+        "WorkerBusyError",
+        "WorkerSilentError",
     ),
     "holdfast.statebackends.secrets": ("Secret",),
     "holdfast.statebackends.state": (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ConfigDict
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller
@@ -29,7 +31,7 @@ from holdfast.api.routes.common import (
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
-from holdfast.api.snapshots.served import SnapshotDirectories
+from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
@@ -55,7 +57,15 @@ async def submit(request: Request, service: Service) -> Response:
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     _check_job(request, submission)
-    return answer(await run_in_threadpool(_submit, service, request.app.state.authenticator, submission), 202)
+    return answer(await _in_thread(request, _submit, service, request.app.state.authenticator, submission), 202)
+
+
+T = TypeVar("T")
+
+
+async def _in_thread(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    """Work on storage, by threads that no viewer's request can take."""
+    return await to_thread.run_sync(functools.partial(work, *arguments), limiter=request.app.state.submit_threads)
 
 
 def _check_job(request: Request, submission: Submission) -> None:
@@ -86,7 +96,7 @@ def _submit(service: Coordinator, authenticator: Authenticator, submission: Subm
 async def leave(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
     """The driver of a submission takes its workers away: the job waits for another submission, and counts no failure."""
     departure = await read_record(request, DriverDeparture, REPORT)
-    await run_in_threadpool(service.leave, job_id, departure.submission)
+    await _in_thread(request, service.leave, job_id, departure.submission)
     return schemas.Empty()
 
 
@@ -189,4 +199,21 @@ async def preflight(request: Request, service: Service) -> Response:
     """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
     _check_job(request, submission)
-    return answer(await run_in_threadpool(service.preflight, submission))
+    return answer(await _in_thread(request, service.preflight, submission))
+
+
+@router.get("/jobs/{jobid}/preflight", response_class=Response, responses={200: describe_answer(PreflightReport)})
+async def preflight_of(
+    request: Request,
+    service: Service,
+    job_id: JobId,
+    restore: Annotated[
+        str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX, description="`latest`, a checkpoint's id, or a snapshot's path")
+    ] = LATEST,
+    allow_non_restored_state: Annotated[bool, Query(description="State that no operator of the job has may be dropped")] = False,
+) -> Response:
+    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed."""
+    view = await _in_thread(request, service.job, job_id)
+    submission = Submission(view.graph, job_id, restore, allow_non_restored_state=allow_non_restored_state)
+    _check_job(request, submission)
+    return answer(await _in_thread(request, service.preflight, submission))

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
@@ -36,6 +36,9 @@ from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_di
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
+from holdfast.coordinator.history.feed import HistoryFeed
+from holdfast.coordinator.hooks.calls import HookHost
+from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -237,9 +240,11 @@ class Dispatcher:
         runner: FlowRunner,
         make_job_thread: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
+        hooks: HookHost | None = None,
     ) -> None:
         """`root`: printable root of the storage that drives the flows. `make_job_thread`: called for each job that is led.
-        `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`."""
+        `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`.
+        `hooks`: the master hooks that are installed; None: none."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
@@ -251,12 +256,15 @@ class Dispatcher:
         up."""
         self.astray: set[str] = set()
         """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
+        self.feed = HistoryFeed()
+        """Records of the jobs that are led here, as they are made."""
         self._config = config
         self._rng = rng
         self._clock = clock
         self._runner = runner
         self._make_job_thread = make_job_thread
         self._draw_secret = draw_secret
+        self._hooks: HookHost = hooks if hooks is not None else HookRegistry()
 
     def open(self) -> HostFlow[None]:
         """Open the state directory and list its jobs. Raises StorageUnavailableError if it can't be written."""
@@ -331,7 +339,8 @@ class Dispatcher:
                     return False
             record = yield from find_leader(paths, newer_than=known)
         except HoldfastError as error:
-            logger.warning("who leads job %s can't be read: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            told = printable(str(error), TEXT_CHARACTERS_MAX)
+            logger.warning("who leads job %s can't be read: %s", job_id, told, extra=about(job_id))
             return None
         if record is None:
             return False
@@ -387,7 +396,7 @@ class Dispatcher:
                 self._launch(setup)
                 return
         except HoldfastError as error:
-            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX), extra=about(job_id))
             if not has_ended:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):
@@ -406,11 +415,13 @@ class Dispatcher:
 
     def preflight(self, submission: Submission) -> Flow[PreflightReport]:
         """Check a submission as a start would now; changes nothing."""
+        self._hooks.check(submission.graph.config.master_hooks)
         return preflight(identify_job(submission), submission, now_ms=self._clock.wall_ms())
 
     def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
         """Start a job, or replace the running submission of its name. Raises as `interface.Coordinator.submit`."""
         job_id = identify_job(submission)
+        self._hooks.check(submission.graph.config.master_hooks)
         yield from self.lead_on(job_id)  # a submission that is only repeated must find it led
         current = self.registry.find(job_id)
         recorded = yield from read_job(JobPaths(job_id))
@@ -472,6 +483,8 @@ class Dispatcher:
             inbox_events_max=self._config.inbox_events_max,
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
+            feed=self.feed,
+            hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
         )
         service.start()
         self.registry.put(service)

@@ -21,6 +21,7 @@ from holdfast.coordinator.notes import (
     AttemptFailed,
     CheckpointFailed,
     DrillEnded,
+    FirstRecords,
     LabelChanged,
     Note,
     RequestEnded,
@@ -46,6 +47,11 @@ def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
 def printable_fields(fields: Mapping[str, object]) -> dict[str, object]:
     """Facts of a line by name, with printable texts."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def about(job_id: str) -> dict[str, object]:
+    """`extra` of a line about a job, so that a JSON log has the id as a field of its own."""
+    return {"fields": {"job_id": job_id}}
 
 
 logger = logging.getLogger("holdfast.coordinator.jobs")
@@ -86,7 +92,8 @@ class JobLog:
                 self._write(level, event, text, msgspec.to_builtins(note))
 
     def _write(self, level: int, event: str, text: str, fields: Mapping[str, object]) -> None:
-        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields})
+        worker = {"worker": f"{self._job_id}_slot-{slot}"} if isinstance(slot := fields.get("slot"), int) and slot >= 0 else {}
+        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields, **worker})
         told = (self._job_id, printable(self._name, JOB_NAME_CHARS_MAX), printable(text, TEXT_CHARACTERS_MAX))
         logger.log(level, "job %s (%s): %s", *told, extra={"fields": extra})
 
@@ -104,6 +111,9 @@ def _worded(note: Note) -> tuple[int, str, str]:
             kind = "savepoint" if note.savepoint else "checkpoint"
             source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case FirstRecords():
+            gap = f", {note.since_failure_ms} ms after the failure" if note.since_failure_ms >= 0 else ""
+            return logging.INFO, "first_records", f"attempt {note.attempt} processes records{gap}"
         case CheckpointFailed():
             level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
             why = f": {note.message}" if note.message else ""

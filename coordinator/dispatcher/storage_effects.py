@@ -62,11 +62,10 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths, part_path
 from holdfast.statebackends.snapshot.metadata import (
     FINISHED_PROPERTY,
-    IN_FLIGHT_VERSION,
     NATIVE_PROPERTY,
-    VERSION,
     SnapshotMetadata,
     encode_metadata,
+    version_of,
 )
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
@@ -241,8 +240,9 @@ class StorageEffects:
             external=tuple(sorted(external)),
             properties=properties,
             graph=self._graph,
-            version=IN_FLIGHT_VERSION if action.channels else VERSION,
+            version=version_of(in_flight=bool(action.channels), hooks=bool(action.hooks)),
             channels=action.channels or msgspec.UNSET,
+            master_hooks=action.hooks or msgspec.UNSET,
         )
 
     def _abort(self, action: actions.WriteAborted) -> Flow[job_events.Event | None]:
@@ -354,7 +354,8 @@ class StorageEffects:
             return job_events.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
             return job_events.AttemptImpossible(action.attempt, error)
-        return job_events.AttemptPrepared(action.attempt, states, finished, in_flight)
+        hooks = self._newest[1].hooks if restore is not None and self._newest is not None else ()
+        return job_events.AttemptPrepared(action.attempt, states, finished, in_flight, hooks)
 
     def _restore(self, restore: RestorePoint) -> Flow[tuple[AssignedState, frozenset[str], dict[SubtaskKey, InFlightRestore]]]:
         """Verify the snapshot's files, then assign its state and in-flight records to subtasks; with them the vertices that begin

@@ -15,9 +15,11 @@ from holdfast.barriers.messages import (
     CheckpointKind,
     Heartbeat,
     InFlightRestore,
+    QuestionKind,
     RegisterWorker,
     StatusBatch,
     SubtaskKey,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
@@ -26,6 +28,7 @@ from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class JobStarted(msgspec.Struct, frozen=True):
@@ -50,6 +53,24 @@ class StatesReceived(msgspec.Struct, frozen=True):
 class HeartbeatReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: Heartbeat
+
+
+class QuestionAsked(msgspec.Struct, frozen=True):
+    """Somebody asks a worker about itself; answered with its WorkerAnswer."""
+
+    ticket: int
+    slot: int
+    kind: QuestionKind
+    samples: int = 1
+    interval_ms: int = 0
+    """Of stacks, as in WorkerQuestion."""
+
+
+class AnswerReceived(msgspec.Struct, frozen=True):
+    """A worker answers a question."""
+
+    ticket: int
+    answer: WorkerAnswer
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
@@ -140,6 +161,23 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
     """Vertices that begin as finished."""
     in_flight: Mapping[SubtaskKey, InFlightRestore] = {}
     """Of those subtasks that restore records in flight."""
+    hooks: tuple[HookState, ...] = ()
+    """States of master hooks in its snapshot."""
+
+
+class HookRestored(msgspec.Struct, frozen=True):
+    """A master hook is back at the checkpoint that the attempt starts from."""
+
+    attempt: int
+    name: str
+
+
+class HookNotRestored(msgspec.Struct, frozen=True):
+    attempt: int
+    name: str
+    message: str
+    error: HoldfastError | None = None
+    """Why no try can succeed; None: another one may."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):
@@ -217,10 +255,14 @@ class ReleaseEnded(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = (
     JobStarted
+    | events.HookAnswered
+    | events.HookFailed
     | RegistrationReceived
     | AckBatchReceived
     | StatesReceived
     | HeartbeatReceived
+    | QuestionAsked
+    | AnswerReceived
     | StreamOpened
     | StreamClosed
     | SnapshotRequested
@@ -238,6 +280,8 @@ Event: TypeAlias = (
     | AttemptTaken
     | AttemptDelayed
     | AttemptImpossible
+    | HookRestored
+    | HookNotRestored
     | ResultWritten
     | ResultFailed
     | ReleaseEnded

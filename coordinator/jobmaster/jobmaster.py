@@ -40,6 +40,7 @@ from holdfast.coordinator.jobmaster.events import Event
 from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.questions import Questions
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.running_settings import RunningSettings
 from holdfast.coordinator.jobmaster.series import SubtaskSeries
@@ -141,6 +142,7 @@ class JobMaster:
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.watermarks = WatermarkGroups(setup.graph)
+        self.questions = Questions(setup.job_id, setup.epoch, self.slot_pool, rng, self._turn)
         self.series = SubtaskSeries(setup.graph)
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
@@ -165,7 +167,7 @@ class JobMaster:
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms(), self.watermarks.next_deadline_ms())
-            times.append(self.settings.next_deadline_ms())
+            times += (self.settings.next_deadline_ms(), self.questions.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -184,7 +186,18 @@ class JobMaster:
         self._write_settings()
         self._align_watermarks()
         self._release()
+        self._settle_questions()
         return out
+
+    def _settle_questions(self) -> None:
+        """Refuse questions that nobody will answer any more."""
+        if self.state is JobState.SUSPENDED:
+            message = f"this coordinator leads job {self.setup.job_id} no more: {self.lifecycle.failure}"
+            self.questions.settle(self.lifecycle.attempt, NotLeaderError(message, job=self.setup.job_id))
+        elif self.state.is_terminal:
+            self.questions.settle(self.lifecycle.attempt, FencedError(f"the job is {self.state.value}", job=self.setup.job_id))
+        else:
+            self.questions.settle(self.lifecycle.attempt, None)
 
     def _align_watermarks(self) -> None:
         """Tell sources how far they may go."""
@@ -215,6 +228,10 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._states(event))
             case job_events.HeartbeatReceived():
                 self._call(event.ticket, lambda: self._heartbeat(event))
+            case job_events.QuestionAsked():
+                self._call(event.ticket, lambda: self._ask_worker(event))
+            case job_events.AnswerReceived():
+                self._call(event.ticket, lambda: self._worker_answered(event))
             case job_events.StreamOpened():
                 self._call(event.ticket, lambda: self._open_stream(event))
             case job_events.StreamClosed():
@@ -250,13 +267,15 @@ class JobMaster:
                 | job_events.AttemptTaken()
                 | job_events.AttemptDelayed()
                 | job_events.AttemptImpossible()
+                | job_events.HookRestored()
+                | job_events.HookNotRestored()
                 | job_events.ResultWritten()
                 | job_events.ResultFailed()
             ):
                 self._lifecycle_event(event)
             case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._pass_on(event)
-            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
+            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed() | events.HookAnswered() | events.HookFailed():
                 self._pass_on(event)
             case events.CheckpointDropped() | events.CheckpointKept() | events.DropFailed():
                 self._pass_on(event)
@@ -273,6 +292,8 @@ class JobMaster:
         | job_events.AttemptTaken
         | job_events.AttemptDelayed
         | job_events.AttemptImpossible
+        | job_events.HookRestored
+        | job_events.HookNotRestored
         | job_events.ResultWritten
         | job_events.ResultFailed,
     ) -> None:
@@ -293,6 +314,10 @@ class JobMaster:
                     self.lifecycle.impossible(HoldfastError(event.message))
             case job_events.AttemptImpossible():
                 self.lifecycle.impossible(event.error)
+            case job_events.HookRestored():
+                self.lifecycle.next.hook_restored(event)
+            case job_events.HookNotRestored():
+                self.lifecycle.hook_not_restored(event)
             case job_events.ResultWritten():
                 self.lifecycle.result_written(event)
             case job_events.ResultFailed():
@@ -368,9 +393,22 @@ class JobMaster:
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
+            if execution.attempt == self.lifecycle.attempt:
+                self.lifecycle.heard_of(event.message.metrics)
             self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
             self.series.sample(execution.attempt, event.message.metrics, self._turn.now_ms, self._turn.wall_ms)
         return self.setup.epoch
+
+    def _ask_worker(self, event: job_events.QuestionAsked) -> object:
+        if self.state.is_terminal:
+            raise FencedError(f"job {self.setup.job_id} is {self.state.value}: it has no workers", job=self.setup.job_id)
+        attempt = self.lifecycle.attempt
+        self.questions.ask(event.ticket, event.slot, event.kind, event.samples, event.interval_ms, attempt)
+        return LATER
+
+    def _worker_answered(self, event: job_events.AnswerReceived) -> None:
+        self._check_epoch(event.answer.epoch)
+        self.questions.answered(self.slot_pool.current(event.answer.slot, event.answer.session), event.answer)
 
     def _open_stream(self, event: job_events.StreamOpened) -> object:
         """Answer before any command is delivered: the caller needs its stream first."""
@@ -557,7 +595,7 @@ class JobMaster:
                 self.lifecycle.stop_leading(action.message)
             case actions.AnswerAcks():
                 pass  # acknowledgements come through _feed, which returns the answers
-            case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
+            case actions.WriteClaim() | actions.TriggerHook() | actions.WriteMetadata() | actions.WriteAborted():
                 self._turn.out.append(action)
             case actions.DiscardState() | actions.DropCheckpoint():
                 self._turn.out.append(action)

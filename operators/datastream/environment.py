@@ -9,7 +9,7 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
@@ -53,7 +53,7 @@ class Environment:
         *,
         parallelism: int = 1,
         config: JobConfig | None = None,
-        coordinator: str | None = None,
+        coordinator: str | Sequence[str] | None = None,
         token: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         launcher: Launcher | None = None,
@@ -63,14 +63,14 @@ class Environment:
     ) -> None:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
-        `coordinator`: URL of a running `holdfast serve`; without one, a coordinator runs in the driver over `state_dir`.
-        Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        `coordinator`: URL of a running `holdfast serve`, or those of its members; without one, a coordinator runs in the driver
+        over `state_dir`. Raises InvalidConfigError on a setting that is unknown or out of bounds."""
         check_job_name(name)
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
         self.parallelism = parallelism
         self.config = _configured(config or JobConfig(), {**settings})
-        self.coordinator = coordinator
+        self.coordinator = coordinator if coordinator is None or isinstance(coordinator, str) else ",".join(coordinator)
         self.token = token
         self.state_dir = state_dir
         self.launcher = launcher or self._default_launcher()

@@ -62,6 +62,8 @@ class Settings(TypedDict, total=False):
     retained_daily: int
     retained_within_ms: int
     drill_interval_ms: int | None
+    master_hooks: tuple[str, ...]
+    master_hook_timeout_ms: int
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

@@ -41,8 +41,13 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "QuestionNotKnownError",
+    "TransportSecurityError",
+    "WorkerBusyError",
+    "WorkerSilentError",
     "SnapshotLabelledError",
     "InFlightStateError",
+    "MasterHookError",
     "InvalidRecordError",
     "InvalidRowError",
     "InvalidSplitError",
@@ -68,6 +73,8 @@ ERRORS_SINCE = {
 }
 
 NAMES_SINCE = {
+    "HookCheckpoint",
+    "MasterHook",
     "DeltaSink",
     "IcebergSink",
     "NatsSink",
@@ -148,6 +155,9 @@ NAMES_SINCE = {
 }
 
 INTERNAL_ERRORS = {
+    "UntrustedError": "a worker logs what it says and asks again",
+    "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
+    "HookError": "ends the process of a master hook; the checkpoint's failure has its text",
     "FlowCancelledError": "ends a pool's work inside a worker; who cancelled it drops it",
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",
