@@ -243,6 +243,7 @@ SCENES = {
     "unasked_rewind": Scene("counter", tuple(at(ms, "rewind") for ms in (500, 700, 900, 1_100))),
     "resumed_line": Scene("counter", (at(900, "rewind"),)),
     "oldest_restored": Scene("counter", (COUNT_FAILS,)),
+    "label_ignored": Scene("labels"),
     "reused_id": Scene("counter", (COORDINATOR_DIES,)),
     "stale_acks": Scene("counter", (at(500, "pause_worker", "worker-0", duration_ms=2_500),), 1),
     "loser_goes_on": Scene("counter", (Fault("old_leader_wakes", on="coordinator.PutIfAbsent.metadata", nth=3, duration_ms=800),)),
