@@ -42,6 +42,7 @@ NAMES = [
 
 ERRORS_SINCE = {
     "InFlightStateError",
+    "ForgetError",
     "MasterHookError",
     "InvalidRecordError",
     "InvalidRowError",
