@@ -48,7 +48,8 @@ class KeyOf:
             value = _parsed(text, key_type)
             return KeyOf(key_type, value, key_type.encode(value))
         except (ValueError, TypeError, InvalidOperation, InvalidConfigError):
-            raise InvalidConfigError(f"the key can't be one of the type {key_type.text}", setting="key") from None  # its cause has the key
+            message = f"the key can't be one of the type {key_type.text}"
+            raise InvalidConfigError(message, setting="key") from None  # the cause has the key
 
     def mask(self, batch: pa.RecordBatch | pa.Table) -> pa.Array:
         """For each row, whether it is of this key. Columns hold canonical values: one NaN, and no -0.0."""
