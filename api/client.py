@@ -22,15 +22,23 @@ import urllib3
 
 from holdfast.api.errors import ConnectionLostError, decode_error
 from holdfast.api.run_record import read_run_record
-from holdfast.api.settings import check_url
+from holdfast.api.settings import check_urls
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
+from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
+from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.decoding import decode_json
-from holdfast.statebackends.errors import CheckpointFailedError, NotFoundError, NotLeaderError, ProtocolError, RecoveringError
+from holdfast.statebackends.errors import (
+    CheckpointFailedError,
+    NotFoundError,
+    NotLeaderError,
+    ProtocolError,
+    RecoveringError,
+    TooManyRequestsError,
+)
 from holdfast.statebackends.layout import DIRECTORY_FILE
 
 CONNECT_TIMEOUT_S = 5.0
@@ -62,21 +70,35 @@ log = logging.getLogger("holdfast.client")
 
 
 class RestClient:
-    """Client of the coordinator at `url`, and of the leaders that it names for jobs; thread-safe.
+    """Client of the coordinator at `url` (or of several members, with commas between), and of the leaders that they name for jobs;
+    thread-safe.
 
     `reconnect_timeout_s=0` fails at the first lost connection. Raises the typed errors of statebackends.errors as the coordinator
     raised them; ConnectionLostError when it can't be reached, RecoveringError when it has not recovered the job since its start,
-    NotLeaderError when it is stopping, or when neither it nor the leader that it names leads the job."""
+    NotLeaderError when it is stopping, or when neither it nor the leader that it names leads the job; TransportSecurityError when
+    its certificate is not trusted, or one side speaks no TLS."""
 
-    def __init__(self, url: str, token: str | None = None, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> None:
-        self.url = check_url(url)
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        authorities: str | None = None,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    ) -> None:
+        """`authorities`: certificates that it trusts, PEM; None: those of the system. Raises InvalidConfigError."""
+        self.url = check_urls(url)
         self.token = token
+        self.authorities = authorities
         self._reconnect_timeout_s = reconnect_timeout_s
         self._directory: Path | None = None
+        self._addresses = MemberAddresses(split_urls(self.url))
+        self._reached = self._addresses.next(None)
+        """Where to ask first: the one of several members that answered last."""
         self._targets: OrderedDict[str, Target] = OrderedDict()
         """Coordinator to ask about a job, where that is not the one at `url`."""
         self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False, ssl_context=client_context(authorities))
 
     def __repr__(self) -> str:
         return f"RestClient({self.url!r})"
@@ -147,14 +169,15 @@ class RestClient:
         return _decode(lambda: [dict(each) for each in answer["series"]], self.url)
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records."""
-        query = urlencode({"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower()})
-        return self._get(f"/v1/jobs/{job_id}/history?{query}")
+        `kinds`: only these (leader, state, failure, restart, checkpoint, request, label, drill). `newest`: the last `limit`
+        records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing is."""
+        query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
+        return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
 
     def health(self, job_id: str) -> HealthView:
         """Whether the job is safe, why it is slow, and where it will resume."""
@@ -241,6 +264,39 @@ class RestClient:
         body = self._call("PATCH", f"/v1/jobs/{job_id}/checkpoints/config", msgspec.json.encode(settings))
         return _decode(lambda: dict(json.loads(body)), self.url)
 
+    def labels(self, job_id: str) -> dict[str, Any]:
+        """Labels of a job's snapshots, as `labels`: each with `label`, `checkpoint_id`, `kind`, `location` and `created_ms`."""
+        return self._get(f"/v1/jobs/{job_id}/labels")
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
+        """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed.
+
+        Raises InvalidConfigError, NotFoundError, SnapshotLabelledError."""
+        path = f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}"
+        body = self._call("PUT", path, json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
+        """Remove a label, of one snapshot or of whichever has it; returns what was removed. Raises NotFoundError."""
+        query = f"?checkpoint={checkpoint_id}" if checkpoint_id is not None else ""
+        body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
+        return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+        """Begin a drill of a snapshot of the job, of the newest one if none is named: every row of it is read as a restore would.
+        Returns its record: `drill_id`, `checkpoint_id`, `state` (`running`) and so on."""
+        body = self._call("POST", f"/v1/jobs/{job_id}/drills", json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def drills(self, job_id: str) -> list[dict[str, Any]]:
+        """Drills of the job's snapshots, newest first. `state`: running, passed, failed (see `problems`), error (see `error`)."""
+        answer = self._get(f"/v1/jobs/{job_id}/drills")
+        return _decode(lambda: [dict(each) for each in answer["drills"]], self.url)
+
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """What the job's files take: sizes, numbers of files, and money if the coordinator has a price file."""
+        return self._get(f"/v1/jobs/{job_id}/cost")
+
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""
         self._call("PATCH", f"/v1/jobs/{job_id}?mode=cancel")
@@ -248,7 +304,7 @@ class RestClient:
     def leave(self, job_id: str, submission: int) -> None:
         """Tell that the driver takes its workers away. Asks one coordinator once, for `LEAVE_TIMEOUT_S` at most: a driver that
         leaves does not wait for a coordinator that is not there."""
-        target = self._targets.get(job_id) or Target(self.url)
+        target = self._targets.get(job_id) or Target(self._reached)
         timeout = urllib3.Timeout(total=LEAVE_TIMEOUT_S)
         self._request(target, "POST", f"/v1/jobs/{job_id}/leave", msgspec.json.encode(DriverDeparture(submission)), timeout)
 
@@ -297,7 +353,7 @@ class RestClient:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError)),
+            retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError, TooManyRequestsError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._say_waiting,
@@ -317,16 +373,25 @@ class RestClient:
         A leader that does not answer is tried once. The coordinator at the configured address is then asked with the leader's epoch
         before the call fails, since the next call may come from another process without that knowledge."""
         job_id = _job_of(path)
-        target = self._targets.get(job_id) or Target(self.url)
+        target = self._targets.get(job_id) or Target(self._reached)
         lost: ConnectionLostError | None = None
+        others = len(split_urls(self.url)) - 1
         while True:
             try:
-                return self._request(target, method, path, body)
+                answer = self._request(target, method, path, body)
+                if target.epoch == 0:
+                    self._reached = target.url
+                return answer
             except (NotLeaderError, ConnectionLostError, NotFoundError) as error:
                 answered = None if isinstance(error, ConnectionLostError) else error
                 asked, target = target, next_target(target, answered, self._address)
                 self._remember(job_id, target)
                 if target.epoch > asked.epoch and (lost is None or target.epoch > target.unreachable_epoch):
+                    continue
+                if target.service_epoch > asked.service_epoch:
+                    continue
+                if isinstance(error, ConnectionLostError) and asked.epoch == 0 and others > 0:
+                    others -= 1
                     continue
                 if isinstance(error, ConnectionLostError) and asked.epoch > 0 and lost is None:
                     lost = error
@@ -343,7 +408,8 @@ class RestClient:
     def _address(self) -> str:
         """URL of the last coordinator of the state directory, if this machine can read it there; else the configured URL."""
         record = read_run_record(self._directory) if self._directory is not None else None
-        return record.url.rstrip("/") if record is not None and is_safe_step(self.url, record.url) else self.url
+        recorded = record.url.rstrip("/") if record is not None and is_safe_step(self._reached, record.url) else None
+        return self._addresses.next(recorded)
 
     def _request(self, target: Target, method: str, path: str, body: bytes | None, timeout: urllib3.Timeout | None = None) -> bytes:
         headers = {"Accept": "application/json"}
@@ -356,6 +422,9 @@ class RestClient:
         try:
             response = self._pool.request(method, target.url + path, body=body, headers=headers, timeout=timeout or self._timeout)
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            insecure = transport_failure(error, target.url)
+            if insecure is not None:
+                raise insecure from error
             leads = f", which leads job {_job_of(path)} with epoch {target.epoch}" if target.epoch else ""
             message = f"can't reach the coordinator at {target.url}{leads}: {_reason(error)}"
             raise ConnectionLostError(message, url=target.url) from error

@@ -26,7 +26,10 @@ from holdfast.statebackends.errors import (
     ProtocolError,
     RecoveringError,
     RestoreError,
+    SnapshotLabelledError,
     StorageUnavailableError,
+    TooManyRequestsError,
+    TransportSecurityError,
 )
 
 FIELDS_BYTES_MAX = 4_096
@@ -88,8 +91,11 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (NotFoundError, 404),
     (ObjectMissingError, 404),
     (BodyTooLargeError, 413),
+    (TransportSecurityError, 426),
     (FencedError, 409),
     (JobExistsError, 409),
+    (TooManyRequestsError, 429),
+    (SnapshotLabelledError, 409),
     (StorageUnavailableError, 503),
     (InvalidConfigError, 400),
     (RestoreError, 400),
@@ -142,6 +148,8 @@ def encode_error(error: HoldfastError) -> WireError:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RecoveringError):
         headers["Retry-After"] = str(RECOVERING_RETRY_S)
+    if isinstance(error, TooManyRequestsError):
+        headers["Retry-After"] = str(max(1, -(-error.retry_after_ms // 1000)))
     return WireError(status_of(error), error_body(error.message), headers)
 
 

@@ -40,7 +40,8 @@ class Environment(BaseEnvironment):
     name: name of the job, by which a later submission finds it.
     parallelism (1): subtasks of each operator that has no parallelism of its own.
     state_dir: folder or s3:// URL of checkpoints, visible to all workers; a coordinator for it is embedded in this process.
-    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one.
+    coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one; several URLs (a list, or with
+        commas between) are those of its members.
     config: a JobConfig with the settings that are not given here.
     require_uids: True refuses a job with an operator without uid; False logs a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
@@ -54,6 +55,9 @@ class Environment(BaseEnvironment):
     max_concurrent_checkpoints (1): checkpoints under way at a time.
     tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
     retained_checkpoints (1): completed checkpoints that are kept.
+    retained_hourly (0), retained_daily (0): of so many of the newest hours and days, the newest checkpoint is kept, too.
+    retained_within_ms (0): checkpoints of this time are kept, too.
+    drill_interval_ms (None): how often every row of the newest checkpoint is read as a restore would; None: when asked.
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
     retention_on_cancel ("delete"): whether a cancelled job deletes them; "retain" keeps them.
     checkpointing_mode ("exactly_once"): or "at_least_once", which waits for no channel and may repeat records behind a failure.
@@ -204,7 +208,7 @@ class Connector:
             settings = client_settings(
                 os.environ, url=options.coordinator_url, token=options.token, state_dir=_local(options.state_directory)
             )
-            client = RestClient(settings.url, settings.token)
+            client = RestClient(settings.url, settings.token, authorities=settings.authorities)
             return Connection(client, client.close)
         directory = _local(options.state_directory)
         if directory is None:
@@ -214,7 +218,8 @@ class Connector:
                 setting="state_dir",
             )
         shared = _embed(directory, options.token, self.exposure)
-        client = RestClient(shared.coordinator.url, shared.coordinator.token)
+        running = shared.coordinator
+        client = RestClient(running.url, running.token, authorities=running.authorities)
 
         release = weakref.finalize(client, _release, shared)  # called once, at the latest when the client is collected
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import json
 import logging
 import sys
@@ -28,6 +29,9 @@ TRACEBACK_BYTES_MAX = 10 * MESSAGE_CHARACTERS_MAX
 
 TAIL_CHARACTERS_MAX = 1024 * 1024
 """Characters kept of the log's newest lines, for those who ask over REST."""
+
+REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_request_id", default="")
+"""Id of the request that is being answered; empty outside of one. JSON lines have it as `request_id`."""
 
 LOGGERS = ("holdfast",)
 """Loggers of a coordinator process's own lines."""
@@ -67,6 +71,8 @@ class JsonFormatter(LineFormatter):
         fields = getattr(record, "fields", None)
         if isinstance(fields, Mapping):
             line.update((name, self._field(value)) for name, value in fields.items() if name not in line)
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
         if traceback := self._traceback(record):
             line["traceback"] = traceback
         written = json.dumps(line, default=str)  # escapes line breaks

@@ -26,6 +26,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     port: int
     token_file: str | None = None
     """None: no token is needed, or it was given by other means."""
+    ca_file: str | None = None
+    """Certificates that clients trust; None: those of their system, or there is no TLS."""
 
 
 def read_run_record(state_dir: Path) -> RunRecord | None:

@@ -8,17 +8,24 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
-from holdfast.api.tokens import check_exposure, check_token, load_or_create_token, read_token
+from holdfast.api.tokens import check_cleartext, check_exposure, check_token, is_loopback, load_or_create_token, read_token
+from holdfast.coordinator.standby.election import TAKEOVER_AFTER_MS, TAKEOVER_AFTER_S3_MS, ElectionConfig
+from holdfast.operators.worker.leader_retrieval import split_urls
+from holdfast.operators.worker.trust import read_authorities
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+
+if TYPE_CHECKING:
+    from holdfast.coordinator.ownership.cost import Prices
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -30,6 +37,9 @@ CONNECTIONS_MAX = 8_192
 
 CONNECTIONS_MIN = 16
 
+REQUESTS_PER_S_MAX = 200
+"""Requests a second of one issued token; the service's own has five times as many."""
+
 KEEP_ALIVE_INTERVAL_MS = 2_000
 """Milliseconds between keep-alive lines of a command stream."""
 
@@ -37,6 +47,16 @@ STOP_TIMEOUT_MS = 10_000
 """Milliseconds that a stopping service gives to requests in flight."""
 
 _PREFIX = "HOLDFAST_"
+
+
+class Tls(StrEnum):
+    """Where a listener's certificate comes from."""
+
+    OFF = "off"
+    AUTO = "auto"
+    """From the state directory's own authority."""
+    FILES = "files"
+    """From files of the user's."""
 
 
 class NeverServedError(InvalidConfigError):
@@ -59,17 +79,34 @@ class ServerSettings:
     """None: callers on loopback need none."""
     token_file: Path | None = None
     """File of the token, for the CLI; None if it came from elsewhere."""
+    tls: Tls = Tls.OFF
+    tls_cert: Path | None = None
+    """Of `Tls.FILES`, absolute: the certificate, followed by those between it and its authority."""
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    """Of `Tls.FILES`: certificates that clients of the state directory and workers trust; None: those of their system."""
+    insecure_http: bool = False
+    """Whether it may listen beyond loopback without TLS."""
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    prices: Prices | None = None
+    """Of what storage takes; None: costs are told without money."""
     flink_ui: Path | None = None
     """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
     """Further directories and URLs whose snapshots REST shows; those of the state directory are always shown."""
     body_bytes_max: int = BODY_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
+    requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
+    ha: bool = False
+    """One of several members on the state directory, of which one is active."""
+    takeover_after_ms: int | None = None
+    """Of a member: see `election.ElectionConfig`; None: 3 s, on S3 10 s."""
     log_level: str | None = None
     """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
@@ -85,14 +122,27 @@ class ServerSettings:
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
         least = {"connections_max": CONNECTIONS_MIN}
-        for name in ("body_bytes_max", "connections_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+        for name in ("body_bytes_max", "connections_max", "requests_per_s_max", "keep_alive_interval_ms", "stop_timeout_ms"):
             if getattr(self, name) < least.get(name, 1):
                 text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
                 raise InvalidConfigError(text, setting=name)
         for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
             if chosen is not None and chosen not in known:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
+        if self.takeover_after_ms is not None:
+            ElectionConfig(self.takeover_after_ms).check()
         check_exposure(self.host, self.token)
+        check_cleartext(self.host, is_encrypted=self.is_encrypted, insecure_http=self.insecure_http)
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.tls is not Tls.OFF
+
+    @property
+    def election(self) -> ElectionConfig:
+        """Times of a member."""
+        default = TAKEOVER_AFTER_S3_MS if self.state_url is not None else TAKEOVER_AFTER_MS
+        return ElectionConfig(self.takeover_after_ms if self.takeover_after_ms is not None else default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +150,10 @@ class ClientSettings:
     """Address and token of a client's coordinator."""
 
     url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
+    authorities: str | None = None
+    """Certificates that the client trusts, PEM; None: those of the system."""
 
 
 def _integer(environment: Mapping[str, str], name: str) -> int | None:
@@ -161,8 +214,16 @@ def server_settings(
     token: str | None = None,
     token_file: str | Path | None = None,
     no_token: bool = False,
+    tls: str | None = None,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+    tls_ca: str | Path | None = None,
+    insecure_http: bool = False,
     takeover: bool = False,
+    ha: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
+    prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -171,19 +232,32 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS")
+        for name in (
+            "BODY_BYTES_MAX",
+            "CONNECTIONS_MAX",
+            "REQUESTS_PER_S_MAX",
+            "KEEP_ALIVE_INTERVAL_MS",
+            "STOP_TIMEOUT_MS",
+            "TAKEOVER_AFTER_MS",
+        )
         if (value := _integer(environment, name)) is not None
     }
+    listening = host or _text(environment, "HOST") or DEFAULT_HOST
+    price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
         state_dir=directory,
-        host=host or _text(environment, "HOST") or DEFAULT_HOST,
+        host=listening,
         port=port if port is not None else _integer(environment, "PORT"),
         advertised_host=advertised_host or _text(environment, "ADVERTISED_HOST"),
         token=secret,
         token_file=secret_file,
+        **_tls(environment, listening, (tls, tls_cert, tls_key, tls_ca), insecure_http=insecure_http),
         takeover=takeover,
+        ha=ha,
         state_url=remote,
+        prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
@@ -201,6 +275,18 @@ def _file(named: str | Path | None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named is not None else None
 
 
+def read_prices(path: Path) -> Prices:
+    """Raises InvalidConfigError naming the file."""
+    from holdfast.coordinator.ownership.cost import PRICES_BYTES_MAX, decode_prices  # of no use to most programs
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(PRICES_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(f"price file {path} can't be read: {error.strerror}", setting="prices", path=str(path)) from error
+    return decode_prices(content, str(path))
+
+
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Raises InvalidConfigError for one that is neither an absolute path nor on S3."""
     found = tuple(text.strip() for text in (_text(environment, "SNAPSHOT_DIRS") or "").split(",") if text.strip())
@@ -209,6 +295,44 @@ def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:
             name = _PREFIX + "SNAPSHOT_DIRS"
             raise InvalidConfigError(f"{name} names {directory!r}, must be absolute paths or s3:// URLs", setting=name)
     return found
+
+
+def _tls(
+    environment: Mapping[str, str],
+    host: str,
+    named: tuple[str | None, str | Path | None, str | Path | None, str | Path | None],
+    *,
+    insecure_http: bool,
+) -> dict[str, Any]:
+    """What serves TLS: the files that are named, else what was chosen, else the directory's own authority beyond loopback. Raises
+    InvalidConfigError for what contradicts itself."""
+    is_insecure = insecure_http or _flag(environment, "INSECURE_HTTP")
+    texts = (
+        _lower(named[0] or _text(environment, "TLS")),
+        *(_file(each or _text(environment, name)) for each, name in zip(named[1:], ("TLS_CERT", "TLS_KEY", "TLS_CA"), strict=True)),
+    )
+    chosen, certificate, key, authorities = texts
+    if chosen is not None and chosen not in (Tls.OFF, Tls.AUTO):
+        raise InvalidConfigError(
+            f"--tls is auto or off, got {chosen!r}; files are given by --tls-cert and --tls-key", setting="tls"
+        )
+    if (certificate is None) != (key is None):
+        raise InvalidConfigError("--tls-cert and --tls-key belong together: give both", setting="tls_cert")
+    if certificate is not None and chosen is not None:
+        raise InvalidConfigError(f"--tls {chosen} and --tls-cert exclude each other", setting="tls")
+    if authorities is not None and certificate is None:
+        raise InvalidConfigError("--tls-ca is for --tls-cert: --tls auto has an authority of its own", setting="tls_ca")
+    if certificate is not None:
+        return {"tls": Tls.FILES, "tls_cert": certificate, "tls_key": key, "tls_ca": authorities, "insecure_http": is_insecure}
+    default = Tls.OFF if is_insecure or is_loopback(host) else Tls.AUTO
+    return {"tls": Tls(chosen) if chosen is not None else default, "insecure_http": is_insecure}
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    text = (_text(environment, name) or "0").lower()
+    if text not in ("0", "1", "false", "true"):
+        raise InvalidConfigError(f"{_PREFIX}{name} is {text!r}, must be 1 or 0", setting=_PREFIX + name)
+    return text in ("1", "true")
 
 
 def _server_token(
@@ -244,6 +368,7 @@ def client_settings(
     token: str | None = None,
     token_file: str | Path | None = None,
     state_dir: str | Path | None = None,
+    ca: str | Path | None = None,
 ) -> ClientSettings:
     """Address by URL, else as the coordinator wrote it into its state directory.
 
@@ -258,9 +383,19 @@ def client_settings(
                 "which coordinator? give --url or --state-dir, or set HOLDFAST_URL or HOLDFAST_STATE_DIR", setting="url"
             )
         chosen = _recorded(directory, named).url
+    authorities = _authorities(environment, ca, directory)
     if given is not None:
-        return ClientSettings(check_url(chosen), given[0])
-    return ClientSettings(check_url(chosen), _recorded_token(directory) if directory is not None else None)
+        return ClientSettings(check_urls(chosen), given[0], authorities)
+    return ClientSettings(check_urls(chosen), _recorded_token(directory) if directory is not None else None, authorities)
+
+
+def _authorities(environment: Mapping[str, str], ca: str | Path | None, directory: Path | None) -> str | None:
+    """Certificates that were named, else those that the directory's coordinator named. Raises InvalidConfigError."""
+    named = _file(ca or _text(environment, "CA"))
+    if named is not None:
+        return read_authorities(named)
+    record = read_run_record(directory) if directory is not None else None
+    return read_authorities(record.ca_file) if record is not None and record.ca_file is not None else None
 
 
 def named_state_directory(environment: Mapping[str, str], *, url: str | None, state_dir: str | Path | None) -> str | None:
@@ -285,6 +420,11 @@ def _recorded_token(directory: Path) -> str | None:
     record = read_run_record(directory)
     path = record.token_file if record is not None else None
     return read_token(Path(path)) if path is not None else None
+
+
+def check_urls(urls: str) -> str:
+    """As `check_url`, for one URL or those of several members with commas between."""
+    return ",".join(map(check_url, split_urls(urls))) or check_url(urls)
 
 
 def check_url(url: str) -> str:

@@ -40,6 +40,16 @@ def check_exposure(host: str, token: str | None) -> None:
         )
 
 
+def check_cleartext(host: str, *, is_encrypted: bool, insecure_http: bool) -> None:
+    """Raise InvalidConfigError for a listener beyond loopback without TLS, unless somebody said that it may be."""
+    if not is_encrypted and not insecure_http and not is_loopback(host):
+        raise InvalidConfigError(
+            f"refusing to listen on {host} in clear text: tokens could be read on the way; drop --tls off (TLS is the default), "
+            "give --tls-cert and --tls-key, or say --insecure-http where the network itself is encrypted",
+            setting="tls",
+        )
+
+
 def read_token(path: Path) -> str:
     """Read the token in a file, stripped. Raises InvalidConfigError if the file is missing, unreadable or no token."""
     try:

@@ -281,6 +281,12 @@ def _restart_error(name: str, problem: str) -> InvalidConfigError:
     return InvalidConfigError(f"restart: {name} {problem}", setting=f"restart.{name}")
 
 
+RETAINED_MAX = 1_000
+"""Checkpoints kept beside the newest `retained_checkpoints`."""
+WITHIN_MS_MAX = 100 * 365 * 86_400_000
+DRILL_INTERVAL_MS_MIN = 60_000
+
+
 class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
@@ -394,6 +400,16 @@ class JobConfig(msgspec.Struct, frozen=True):
     master_hook_timeout_ms: int = 10_000
     """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
     answer is aborted, which counts as no failure."""
+    retained_hourly: int = 0
+    """Beside `retained_checkpoints`: of so many of the newest hours (UTC) in which one completed, the newest checkpoint is kept.
+    0..1,000; counted over all three of these settings, at most 1,000 checkpoints are kept."""
+    retained_daily: int = 0
+    """As `retained_hourly`, of so many of the newest days. 0..1,000."""
+    retained_within_ms: int = 0
+    """Beside `retained_checkpoints`: checkpoints triggered within this time are kept, judged when one completes. 0..100 years."""
+    drill_interval_ms: int | None = None
+    """Time from one drill to the next: the coordinator reads every row of the newest checkpoint in a process of its own, beside the
+    job. At least 60000. None: no drills but those that are asked for."""
 
     @property
     def is_incremental(self) -> bool:
@@ -404,6 +420,16 @@ class JobConfig(msgspec.Struct, frozen=True):
     def credit_bytes_start(self) -> int:
         """What a channel may have under way at first, with debloating."""
         return min(self.channel_credit_bytes_start, self.channel_credit_bytes)
+
+    def _check_retention(self) -> None:
+        bounds = {"retained_hourly": RETAINED_MAX, "retained_daily": RETAINED_MAX, "retained_within_ms": WITHIN_MS_MAX}
+        for name, most in bounds.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise InvalidConfigError(f"{name} must be 0..{most}, got {getattr(self, name)}", setting=name)
+        interval_ms = self.drill_interval_ms
+        if interval_ms is not None and interval_ms < DRILL_INTERVAL_MS_MIN:
+            message = f"drill_interval_ms must be at least {DRILL_INTERVAL_MS_MIN}, got {interval_ms}"
+            raise InvalidConfigError(message, setting="drill_interval_ms")
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
@@ -417,6 +443,7 @@ class JobConfig(msgspec.Struct, frozen=True):
         at_least_zero: tuple[str, ...] = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms")
         at_least_zero += ("reconcile_timeout_ms", "aligned_checkpoint_timeout_ms", "auto_watermark_interval_ms")
         at_least_zero += ("latency_tracking_interval_ms",)
+        self._check_retention()
         for name in at_least_zero:
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)

@@ -35,17 +35,22 @@ from holdfast.barriers.messages import (
     AckStatus,
     CheckpointMetrics,
     Deploy,
+    Heartbeat,
     NotifyCheckpointComplete,
     NumberedCommand,
+    OperatorMetrics,
     Registered,
     RegisterWorker,
     StatusBatch,
+    SubtaskMetrics,
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
+    WorkerCommand,
 )
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import CA_FILE
 
 Row = dict[str, Any]
 
@@ -58,13 +63,17 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL = StateMeta("total", "value", "int", "utf8")
 
 
+def max_parallelism(workers: int) -> int:
+    return max(128, 4 * workers)
+
+
 def make_graph(workers: int, chain: int = VERTICES) -> JobGraph:
     """A line of vertices, not chained: many subtasks in few processes."""
     vertices, edges = [], []
     for number in range(chain):
         kind = "source" if number == 0 else "map"
         operator = OperatorDescription(f"v{number}", f"{number:032x}", f"v{number}", kind, (TOTAL,), "utf8")
-        vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, 128, (operator,)))
+        vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, max_parallelism(workers), (operator,)))
         if number:
             edges.append(JobEdge(number, f"{number - 1:032x}", f"v{number - 1}", f"{number:032x}", 0, Partitioning.REBALANCE))
     config = JobConfig(checkpoint_timeout_ms=60_000, state_backend="filesystem")
@@ -74,7 +83,7 @@ def make_graph(workers: int, chain: int = VERTICES) -> JobGraph:
 class Speaker:
     """A worker's side of the protocol on one keep-alive connection, and its command stream on another."""
 
-    def __init__(self, url: str, token: str, job_id: str, slot: int, workers: int) -> None:
+    def __init__(self, url: str, token: str, job_id: str, slot: int, workers: int, vertices: int = VERTICES) -> None:
         self._address = urlsplit(url).netloc
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._base = f"/v1/jobs/{job_id}/workers"
@@ -82,6 +91,7 @@ class Speaker:
         self._stream: http.client.HTTPConnection | None = None
         self.slot = slot
         self.workers = workers
+        self.vertices = vertices
 
     def post(self, path: str, body: bytes) -> bytes:
         self._connection.request("POST", self._base + path, body, self._headers)
@@ -104,25 +114,38 @@ class Speaker:
     def deploy(self) -> None:
         """Take the deployment and report every subtask as running."""
         deployment = self.registered.deployment or self.command(Deploy).deployment
-        attempt = deployment.attempt
-        statuses = tuple(SubtaskStatus(attempt, f"{n:032x}", self.slot, TaskState.RUNNING) for n in range(VERTICES))
+        self.attempt = deployment.attempt
+        statuses = tuple(SubtaskStatus(self.attempt, f"{n:032x}", self.slot, TaskState.RUNNING) for n in range(self.vertices))
         batch = StatusBatch(self.registered.epoch, self.slot, self.registered.session, statuses)
         self.post(f"/{self.slot}/states", codec.encode(batch))
 
     def command(self, kind: type) -> Any:
         """The next command of a kind."""
-        while line := self._lines.readline():
-            command = codec.decode(line, NumberedCommand).command
+        for command in self.commands():
             if isinstance(command, kind):
                 return command
         raise RuntimeError("the command stream ended")
 
+    def commands(self) -> Iterator[WorkerCommand | None]:
+        """Commands as they come, until the stream ends. None: a line that only keeps the stream alive."""
+        while line := self._lines.readline():
+            yield codec.decode(line, NumberedCommand).command
+
+    def beat(self, count: int) -> None:
+        """A heartbeat with the counters of every subtask."""
+        metrics = tuple(
+            SubtaskMetrics(f"{n:032x}", self.slot, count, count, operators=(OperatorMetrics(f"v{n}", count, count),))
+            for n in range(self.vertices)
+        )
+        beat = Heartbeat(self.slot, self.registered.session, self.attempt, metrics)
+        self.post(f"/{self.slot}/heartbeat", codec.encode(beat))
+
     def encode_acks(self, trigger: TriggerCheckpoint, batch_size: int) -> list[bytes]:
-        items = [make_ack(trigger, number, self.slot, self.workers) for number in range(VERTICES)]
+        items = [make_ack(trigger, number, self.slot, self.workers) for number in range(self.vertices)]
         registered = self.registered
         return [
             codec.encode(AckBatch(registered.epoch, self.slot, registered.session, tuple(items[at : at + batch_size])))
-            for at in range(0, VERTICES, batch_size)
+            for at in range(0, self.vertices, batch_size)
         ]
 
     def post_acks(self, bodies: list[bytes]) -> int:
@@ -139,7 +162,7 @@ class Speaker:
 def make_ack(trigger: TriggerCheckpoint, number: int, slot: int, workers: int) -> AcknowledgeCheckpoint:
     """An acknowledgement with one keyed state in one file, the most usual form."""
     part = FileHandle(f"v{number}-{slot}-{trigger.attempt}-0123456789abcdef-total", 123_456, "xxh3_128:" + "0" * 32)
-    handle = KeyedStateHandle(assign_key_groups(128, workers, slot), "arrow", (TOTAL,), (part,))
+    handle = KeyedStateHandle(assign_key_groups(max_parallelism(workers), workers, slot), "arrow", (TOTAL,), (part,))
     metrics = CheckpointMetrics(1.5, 0.5, 0.2, 12.5, 1_000, 123_456, 123_456)
     states = {f"v{number}": OperatorSubtaskState(keyed=(handle,))}
     return AcknowledgeCheckpoint(trigger.attempt, trigger.checkpoint_id, f"{number:032x}", slot, states, metrics)
@@ -152,6 +175,8 @@ class Sidecar:
     url: str
     token: str
     process: psutil.Process
+    authorities: str | None = None
+    """Certificates that its clients trust; None: it has no TLS."""
 
     def cpu_seconds(self) -> float:
         times = self.process.cpu_times()
@@ -159,15 +184,17 @@ class Sidecar:
 
 
 @contextmanager
-def serving(root: Path = ROOT) -> Iterator[Sidecar]:
-    """A sidecar of the code at `root`, on a scratch directory."""
+def serving(root: Path = ROOT, *, tls: bool = False) -> Iterator[Sidecar]:
+    """A sidecar of the code at `root`, on a scratch directory; with TLS and an authority of its own, or in clear text."""
     with tempfile.TemporaryDirectory(prefix="holdfast-acks-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", folder]
+        command += ["--tls", "auto"] if tls else []
         process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())
-            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid))
+            trusted = (Path(folder) / CA_FILE).read_text() if tls else None
+            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid), trusted)
         finally:
             process.terminate()
             process.communicate(timeout=30)

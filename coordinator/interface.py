@@ -8,18 +8,33 @@ until this process has recovered it after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.ownership.cost import Cost
+from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -31,7 +46,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 
 
@@ -91,6 +106,10 @@ class Coordinator(Protocol):
     @property
     def directory_nonce(self) -> str: ...
 
+    @property
+    def feed(self) -> HistoryFeed:
+        """Records of the jobs that are led here, as they are made."""
+
     # -- driver
 
     def submit(self, submission: Submission) -> SubmissionAccepted:
@@ -127,6 +146,9 @@ class Coordinator(Protocol):
 
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         """The epoch of the leader. Raises FencedError for a session that is not the slot's current one: register again."""
+
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        """A worker's answer to a question. Raises FencedError for one that nobody waits for any more."""
 
     # -- requests of users
 
@@ -167,6 +189,18 @@ class Coordinator(Protocol):
         Raises InvalidConfigError for a setting that is unknown, fixed, of a wrong type or out of bounds, FencedError for a job that
         has ended or ends, StorageUnavailableError; nothing is changed then, unless the job did not answer in time."""
 
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed. Idempotent; also of a
+        job that has ended.
+
+        Raises InvalidConfigError for a name that is no label, and beyond the bounds, NotFoundError (checkpoint=...) for an id
+        without a snapshot, SnapshotLabelledError if its deletion has begun, or another id has the label."""
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        """Remove a label, of one id or of whichever has it; returns what was removed. What the job keeps no longer is deleted.
+
+        Raises NotFoundError if no snapshot has it."""
+
     def cancel(self, job_id: str) -> None:
         """Begin to cancel; a job in a terminal state is left as it is."""
 
@@ -193,11 +227,15 @@ class Coordinator(Protocol):
 
     def job(self, job_id: str) -> JobView: ...
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        """A job and its checkpoints of one view."""
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        """All jobs, or some, that began last first; each is of one view. A job that can't be shown is left out."""
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView: ...
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView: ...
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
 
@@ -212,11 +250,32 @@ class Coordinator(Protocol):
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         """What happened to a job, from its directory: of any job there, whoever leads it."""
 
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        """Begin to read a snapshot as a restore would, the newest one if none is named, in a process of its own; returns at once.
+
+        Raises NotFoundError (checkpoint=...), StorageUnavailableError while another drill is under way."""
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        """Drills of a job's snapshots, newest first."""
+
+    def cost(self, job_id: str) -> Cost:
+        """What the files of a job take, without money, from its directory: of any job there, whoever leads it."""
+
+    def labels(self, job_id: str) -> LabelList:
+        """Labels of a job's snapshots, from its directory."""
+
     def health(self, job_id: str) -> HealthView:
         """Whether a job is safe, why it is slow, and where it will resume."""
 
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        """What a worker says about itself: sampled stacks, or its log. It changes nothing. An answer of the last 5 s counts.
+
+        Raises NotFoundError (job, slot), QuestionNotKnownError for a worker of an older version, WorkerSilentError if it does not
+        answer within some seconds, WorkerBusyError, FencedError for a job that has ended."""
+
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         """Why a checkpoint was slow, failed or is pending; without an id, of the one that is worth it, or why there is none.
+        A worker of a missing acknowledgement is asked where it is, for two seconds at most.
 
         Raises NotFoundError (checkpoint=...) for an id that the job does not show."""
 

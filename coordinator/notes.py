@@ -5,7 +5,7 @@ Notes are frozen records of what happened; no decision depends on them. `dispatc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -71,7 +71,22 @@ class RequestEnded(msgspec.Struct, frozen=True):
     """Checkpoints that were begun for it."""
 
 
-Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
+class LabelChanged(msgspec.Struct, frozen=True):
+    """A user gave a snapshot a label, or removed one."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+
+
+class DrillEnded(msgspec.Struct, frozen=True):
+    """A snapshot was read as a restore would read it."""
+
+    facts: dict[str, Any]
+    """As DrillView."""
+
+
+Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded | LabelChanged | DrillEnded
 
 Action = TypeVar("Action")
 

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     StatusBatch,
+    WorkerAnswer,
     clip,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
@@ -30,21 +31,30 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.job_drills import JobDrills
+from holdfast.coordinator.dispatcher.job_labels import JobLabels
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
+from holdfast.coordinator.ownership.cost import Cost, measure_cost
+from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -56,7 +66,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
@@ -109,13 +119,26 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock)
+        self._questions = WorkerQuestions(self._calls, clock)
+        self._drills = JobDrills(
+            self._calls,
+            self._registry,
+            self._storage,
+            clock,
+            lambda: f"{self._rng.getrandbits(128):032x}",
+            seconds_max=config.drill_timeout_ms / 1000,
+        )
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known)
+        self._labels = JobLabels(
+            self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
+        )
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
             for number in range(config.recovery_threads)
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
+        self._threads.append(threading.Thread(target=self._drills.watch, name="drills", daemon=True))
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -141,7 +164,8 @@ class CoordinatorService:
     def _choke_on(self, job_id: str, error: Exception) -> None:
         """Recover one job. After an unexpected error it is tried again later; until then calls get RecoveringError, not
         NotFound."""
-        logger.critical("job %s: its recovery failed in a way that no record describes", job_id, exc_info=error)
+        told = "job %s: its recovery failed in a way that no record describes"
+        logger.critical(told, job_id, exc_info=error, extra=about(job_id))
         if not self._registry.is_known(job_id):  # how it ended, or who leads it, counts for more
             text = f"its recovery failed, and is tried again ({type(error).__name__}: {clip(str(error))})"
             self._registry.put_broken(job_id, StorageUnavailableError(text))
@@ -184,6 +208,10 @@ class CoordinatorService:
         return self._storage.root
 
     @property
+    def feed(self) -> HistoryFeed:
+        return self._host.feed
+
+    @property
     def directory_nonce(self) -> str:
         return self._host.directory_nonce
 
@@ -224,6 +252,9 @@ class CoordinatorService:
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._calls.call_in_session(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, message))
 
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.AnswerReceived(ticket, answer))
+
     # ----------------------------------------------------------------------------------------------- requests of users
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
@@ -258,6 +289,18 @@ class CoordinatorService:
     def change_settings(self, job_id: str, settings: Mapping[str, SettingValue]) -> CheckpointConfigView:
         self._calls.wait_for(self._calls.call(job_id, lambda ticket: job_events.SettingsRequested(ticket, settings)))
         return self._queries.checkpoint_config(job_id)
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        return self._labels.add(job_id, checkpoint_id, label)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        return self._labels.remove(job_id, label, checkpoint_id)
+
+    def _clear_recorded(self, job_id: str) -> None:
+        """Delete what a job that ended before this process began keeps no longer."""
+        with self._registry.lock_of(job_id):
+            if not self._closed and self._registry.find(job_id) is None:
+                self._perform(self._host.recover_job(job_id))
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
@@ -329,14 +372,17 @@ class CoordinatorService:
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return self._queries.whole_job(job_id)
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        return self._queries.whole_jobs(job_ids, live_only=live_only)
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         return self._queries.checkpoints(job_id)
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
         return self._queries.checkpoint(job_id, checkpoint_id)
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        return self._queries.checkpoint_vertex(job_id, checkpoint_id, vertex)
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)
@@ -355,11 +401,30 @@ class CoordinatorService:
             raise NotFoundError(f"job {job_id} not found", job=job_id)
         return page
 
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        return self._drills.begin(job_id, checkpoint_id)
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        return self._drills.drills(job_id)
+
+    def cost(self, job_id: str) -> Cost:
+        found = run_flow(measure_cost(JobPaths(job_id), self._clock.wall_ms()), self._storage)
+        if not found.files and not self._registry.is_known(job_id):
+            self._recovery.check(job_id)
+            raise NotFoundError(f"job {job_id} not found", job=job_id)
+        return found
+
+    def labels(self, job_id: str) -> LabelList:
+        return self._labels.list(job_id)
+
     def health(self, job_id: str) -> HealthView:
         return self._diagnosis.health(job_id)
 
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         return self._diagnosis.explain(job_id, checkpoint_id)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._questions.ask(question)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()
@@ -381,6 +446,7 @@ class CoordinatorService:
                 return
             self._closed = True
             self._stopped.set()
+        self._drills.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
         self._recovery.close()

@@ -173,12 +173,14 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import QueryStoppedError as QueryStoppedError
+    from holdfast.statebackends.errors import QuestionNotKnownError as QuestionNotKnownError
     from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
     from holdfast.statebackends.errors import SchemaMismatchError as SchemaMismatchError
     from holdfast.statebackends.errors import SinkMovedError as SinkMovedError
     from holdfast.statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
+    from holdfast.statebackends.errors import SnapshotLabelledError as SnapshotLabelledError
     from holdfast.statebackends.errors import SnapshotTooLargeError as SnapshotTooLargeError
     from holdfast.statebackends.errors import SourceDataLostError as SourceDataLostError
     from holdfast.statebackends.errors import StateBackendError as StateBackendError
@@ -191,12 +193,15 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
+    from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
     from holdfast.statebackends.errors import UndeclaredOutputError as UndeclaredOutputError
     from holdfast.statebackends.errors import UndeclaredStateError as UndeclaredStateError
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
+    from holdfast.statebackends.errors import WorkerBusyError as WorkerBusyError
+    from holdfast.statebackends.errors import WorkerSilentError as WorkerSilentError
     from holdfast.statebackends.secrets import Secret as Secret
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
@@ -367,12 +372,14 @@ _EXPORTS = {
         "PermissionDeniedError",
         "ProtocolError",
         "QueryStoppedError",
+        "QuestionNotKnownError",
         "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",
         "SchemaMismatchError",
         "SinkMovedError",
         "SnapshotClaimedError",
+        "SnapshotLabelledError",
         "SnapshotTooLargeError",
         "SourceDataLostError",
         "StateBackendError",
@@ -385,12 +392,15 @@ _EXPORTS = {
         "StorageUnavailableError",
         "TooManyFilesError",
         "TooManyRowsSkippedError",
+        "TransportSecurityError",
         "UnclaimedStateError",
         "UndeclaredOutputError",
         "UndeclaredStateError",
         "UnknownColumnError",
         "UnsupportedVersionError",
         "UserFunctionError",
+        "WorkerBusyError",
+        "WorkerSilentError",
     ),
     "holdfast.statebackends.secrets": ("Secret",),
     "holdfast.statebackends.state": (

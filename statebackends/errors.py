@@ -156,6 +156,8 @@ class NotLeaderError(StorageUnavailableError):
     """Epoch of the leader; None: not known."""
     url: str | None = None
     """URL of the leader; None: not known."""
+    service_epoch: int | None = None
+    """The URL is that of the active one of several members, in this epoch of theirs, and says nothing of a job; None: it does."""
 
 
 class RecoveringError(StorageUnavailableError):
@@ -326,6 +328,14 @@ class SnapshotClaimedError(RestoreError):
 
     path: str
     owner: str
+
+
+class SnapshotLabelledError(HoldfastError):
+    """A label keeps the snapshot from being deleted; or it can't get the label, since its deletion has begun, or another one has
+    the label."""
+
+    path: str
+    labels: Sequence[str]
 
 
 class OutputMayRepeatError(RestoreError):
@@ -606,6 +616,25 @@ class NotFoundError(HoldfastError):
     kept: Sequence[int] | None = None
 
 
+class QuestionNotKnownError(NotFoundError):
+    """A worker does not know a kind of question: it is of another version. Nothing is wrong with it."""
+
+    kind: str
+    """Value of QuestionKind."""
+
+
+class WorkerSilentError(StorageUnavailableError):
+    """A worker that was asked about itself did not answer: its process or host hangs, it is gone, or its attempt is over."""
+
+    slot: int
+
+
+class WorkerBusyError(StorageUnavailableError):
+    """A worker is being asked already, or many are: ask again."""
+
+    slot: int | None = None
+
+
 class AuthenticationError(HoldfastError):
     """The bearer token is missing or wrong, or it has expired or was revoked."""
 
@@ -620,6 +649,20 @@ class AccessDeniedError(HoldfastError):
     """Kind of the request: view, operate, administer or work."""
     job: str | None = None
     """The only job that the token is for."""
+
+
+class TooManyRequestsError(StorageUnavailableError):
+    """The caller asks more often than it may: ask again later."""
+
+    retry_after_ms: int
+
+
+class TransportSecurityError(HoldfastError):
+    """Client and coordinator don't agree on TLS, or the certificate is not trusted: nothing was sent."""
+
+    url: str | None = None
+    reason: str
+    """untrusted, wrong_name, expired, not_yet_valid, plain_http (the port speaks TLS), no_tls (it does not) or handshake."""
 
 
 class ProtocolError(HoldfastError):

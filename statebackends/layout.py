@@ -3,15 +3,20 @@
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them,
     <state-dir>/_service/audit/<chain>-<n>.jsonl                  and who did
+    <state-dir>/_service/webhooks/<name>/<n>.json                 which events a webhook has had
+    <state-dir>/_service/tls/authority.pem  _ca.pem               the authority of their certificates; what clients need of it
+    <state-dir>/_service/leader/<epoch>  members/<member>-<beat>.json    which of several members is the active one, and who lives
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
+    <state-dir>/<job>/labels/<id>                                 a checkpoint that may have labels
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
+    <state-dir>/<job>/chk-<id>/_label-<n>                         what its users call it, or that it is being deleted
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
     <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
     <state-dir>/<job>/sources/<uid>/<submission>/manifest.json    a materialised input
     <state-dir>/<job>/sources/<uid>/<submission>/stream.json  batches/<id>/manifest.json  ...    a streaming input
-    <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner     a savepoint: one folder, relative paths
+    <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner  _label-<n>     a savepoint: one folder, relative paths
 
 A name says who wrote the file, never what it holds. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
 the only path that leads out of a snapshot's folder. Pure: names, and the tags of registers. Which checkpoint refers to which file,
@@ -53,6 +58,8 @@ DIRECTORY_FILE = "_holdfast"
 RUN_FILE = "_coordinator.json"
 """Address of the directory's coordinator, or of its last one: a hint for people, programs and workers."""
 TOKEN_FILE = "_token"
+CA_FILE = "_ca.pem"
+"""Certificate of the authority that clients of the directory's coordinators trust."""
 GUARD_FILE = "_lock"
 """Lock file that the running coordinator holds, on a local directory."""
 SERVICE_FOLDER = "_service"
@@ -62,13 +69,26 @@ TOKENS_FOLDER = f"{SERVICE_FOLDER}/tokens"
 """Records of issued tokens."""
 AUDIT_FOLDER = f"{SERVICE_FOLDER}/audit"
 """Chains of the audit log."""
+WEBHOOKS_FOLDER = f"{SERVICE_FOLDER}/webhooks"
+"""Where each webhook has got to."""
+DOCTOR_FOLDER = f"{SERVICE_FOLDER}/doctor"
+"""Folder of files by which `holdfast doctor` tries a storage; it deletes them."""
+AUTHORITY_FILE = f"{SERVICE_FOLDER}/tls/authority.pem"
+"""Key and certificate of the authority of the coordinators' certificates."""
+SERVICE_LEADERS_FOLDER = f"{SERVICE_FOLDER}/leader"
+"""Which member has been the active one, by epoch."""
+MEMBERS_FOLDER = f"{SERVICE_FOLDER}/members"
+"""Signs of life of members."""
 FSCK_FOLDER = "_fsck"
 """Folder of temporary files by which a repair reads the clock of the storage."""
 
 _DIRECTORY_FILES = re.compile(
-    rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}"
-    rf"|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json|{AUDIT_FOLDER}/[0-9a-f]+-[0-9]+\.jsonl"
+    rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{re.escape(CA_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}(\.\w+)?"
+    rf"|{re.escape(AUTHORITY_FILE)}(\.\w+)?|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json|{AUDIT_FOLDER}/[0-9a-f]+-[0-9]+\.jsonl"
+    rf"|{SERVICE_LEADERS_FOLDER}/[0-9]+|{MEMBERS_FOLDER}/[0-9a-f]+-[0-9]+\.json"
+    rf"|{WEBHOOKS_FOLDER}/[a-z0-9-]+/[0-9]+\.json|{DOCTOR_FOLDER}/[0-9a-f]+/[a-z0-9-]+"
 )
+_SIGN_NAME = re.compile(r"([0-9a-f]{1,64})-([1-9][0-9]{0,17})\.json")
 _AUDIT_FILE = re.compile(rf"{AUDIT_FOLDER}/([0-9a-f]{{1,64}})-([0-9]{{1,12}})\.jsonl")
 
 
@@ -88,6 +108,44 @@ def parse_audit_path(path: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found is not None else ("", -1)
 
 
+def doctor_folder(nonce: str) -> str:
+    """Folder of one run of `holdfast doctor`."""
+    return f"{DOCTOR_FOLDER}/{nonce}"
+
+
+def webhook_folder(name: str) -> str:
+    """Folder of the places of one webhook."""
+    return f"{WEBHOOKS_FOLDER}/{name}"
+
+
+def webhook_places(name: str, number: int) -> str:
+    """The n-th file of the places of a webhook; the highest counts."""
+    return f"{webhook_folder(name)}/{number}.json"
+
+
+def parse_webhook_places(name: str) -> int:
+    """Number of a file in a webhook's folder; -1 for any other name."""
+    number = name.removesuffix(".json")
+    is_number = number != name and number.isdecimal() and number.isascii() and len(number) <= CHECKPOINT_DIGITS_MAX
+    return int(number) if is_number else -1
+
+
+def service_leader_path(epoch: int) -> str:
+    """Record of the member that is the active one in this epoch."""
+    return f"{SERVICE_LEADERS_FOLDER}/{epoch}"
+
+
+def sign_path(member: str, beat: int) -> str:
+    """The n-th sign of life, from 1, of a member."""
+    return f"{MEMBERS_FOLDER}/{member}-{beat}.json"
+
+
+def parse_sign_name(name: str) -> tuple[str, int]:
+    """Member and beat of a file's name in MEMBERS_FOLDER; ("", 0) for any other name."""
+    found = _SIGN_NAME.fullmatch(name)
+    return (found[1], int(found[2])) if found is not None else ("", 0)
+
+
 def is_directory_file(path: str) -> bool:
     """Whether a path of the state directory is one of the directory's own files, or a half-written one."""
     return _DIRECTORY_FILES.fullmatch(path) is not None
@@ -101,6 +159,8 @@ TASK_OWNED_FOLDER = "taskowned"
 CONFIG_FOLDER = "config"
 """Settings of running submissions that were changed."""
 HISTORY_FOLDER = "history"
+LABELS_FOLDER = "labels"
+"""Names of files: the ids of the job that were ever given a label. They tell where to look, and are no proof."""
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -121,9 +181,10 @@ UNFINISHED_NAME = "_unfinished"
 
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
+_LABEL_NAME = re.compile(r"_label-([1-9][0-9]{0,5})")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
 _HISTORY_NAME = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\.jsonl")
-_JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
+_JOB_RECORD = re.compile(r"leader/\d+|labels/[1-9]\d{0,17}|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
 _BATCHES = "batches"
@@ -178,6 +239,14 @@ class JobPaths(msgspec.Struct, frozen=True):
     def history(self, epoch: int, first: int) -> str:
         """File of the records that one leader made, from number `first` on."""
         return f"{self.job_id}/{HISTORY_FOLDER}/{epoch}-{first}.jsonl"
+
+    @property
+    def labels(self) -> str:
+        return f"{self.job_id}/{LABELS_FOLDER}"
+
+    def labelled(self, checkpoint_id: int) -> str:
+        """Says that an id may have labels."""
+        return f"{self.job_id}/{LABELS_FOLDER}/{checkpoint_id}"
 
     @property
     def shared(self) -> str:
@@ -378,6 +447,17 @@ def parse_owner_name(name: str) -> int | None:
     """The number in `_owner` (1) or `_owner-2`; None for any other name."""
     found = _OWNER_NAME.fullmatch(name)
     return int(found[1] or 1) if found is not None else None
+
+
+def label_path(folder: str, number: int) -> str:
+    """The n-th record of a snapshot's labels, from 1."""
+    return f"{folder}/_label-{number}"
+
+
+def parse_label_name(name: str) -> int | None:
+    """The number in `_label-2`; None for any other name."""
+    found = _LABEL_NAME.fullmatch(name)
+    return int(found[1]) if found is not None else None
 
 
 def part_path(folder: str, path: str, *, operator: str | None = None) -> str:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib
 import os
+import shutil
 import signal
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +33,33 @@ GC_THRESHOLD = 10_000
 """Objects that are made between two collections of the youngest; Python's 700 costs a fortieth of all time."""
 
 
+MEMORY_FOLDER = "/dev/shm"
+MEMORY_BYTES_MIN = 2 << 30
+"""Free space below which the disk is used; a run of all tests holds about a fifth of it at its end."""
+
+
 def _folder(nodeid: str) -> str:
     return "/".join(nodeid.split("/", 2)[:2])
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell starts what it runs in the background with SIGINT ignored, and so does all that is started from there."""
+    if _write_to_memory(config):
+        os.environ["TMPDIR"], tempfile.tempdir = MEMORY_FOLDER, None
     gc.disable()  # what is collected stays: the collector would look at all of it again and again
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _write_to_memory(config: pytest.Config) -> bool:
+    """Whether files of the tests, and of what they start, lie in memory: syncing, renaming and deleting them on a disk is a third
+    of what tests of storage cost. Processes are killed here, machines are not; what a loss of power leaves the simulator's disk
+    says. `make chaos`, and who sets TMPDIR, has the same tests on that disk."""
+    if FACTOR != 1 or "endurance" in config.option.markexpr.replace("not endurance", "") or config.option.basetemp is not None:
+        return False
+    if "TMPDIR" in os.environ or not os.access(MEMORY_FOLDER, os.W_OK):
+        return False
+    return shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,12 +81,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _servers_stop_soon() -> Iterator[None]:
+    """uvicorn looks every tenth of a second whether it is to stop, and again whether its connections are closed: hundreds of tests
+    stop a server of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "uvicorn.server" in sys.modules:
+            hurried = types.ModuleType("asyncio")
+            vars(hurried).update(vars(asyncio), sleep=lambda delay_s: asyncio.sleep(delay_s / 10))
+            patch.setattr(sys.modules["uvicorn.server"], "asyncio", hurried)
+        yield
+
+
 def pytest_collection_finish() -> None:
     """The collector need not look at thousands of tests again each time that it looks at everything."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 10, 20)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """What a run that passed has left in memory goes; pytest keeps what three runs have left."""
+    if os.environ.get("TMPDIR") == MEMORY_FOLDER and "PYTEST_XDIST_WORKER" not in os.environ and exitstatus == 0:
+        shutil.rmtree(session.config._tmp_path_factory.getbasetemp(), ignore_errors=True)  # type: ignore[attr-defined]
 
 
 def pytest_unconfigure() -> None:

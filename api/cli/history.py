@@ -22,6 +22,8 @@ def show_history(found: Mapping[str, Any]) -> None:
     for damage in found["damage"]:
         where = f"{damage['path']}, line {damage['line']}" if damage["line"] else damage["path"]
         console.show_note(f"can't be read, and is left out: {where}: {damage['reason']}")
+    if found.get("since"):
+        console.show_note(f"there is more in front: --before {found['since']}")
     if found["more"]:
         console.show_note(f"there is more: --after {found['next']}")
 
@@ -91,6 +93,15 @@ def _request(facts: _Facts) -> str:
     return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
 
 
+def _label(facts: _Facts) -> str:
+    return f"checkpoint {facts['id']} {'has no longer' if facts['removed'] else 'has'} the label {facts['label']}"
+
+
+def _drill(facts: _Facts) -> str:
+    why = facts["error"] or "; ".join(facts["problems"]) or f"{facts['rows']:,} rows of {facts['states']} states"
+    return f"drill of checkpoint {facts['checkpoint_id']} {facts['state']}: {why}"
+
+
 _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "leader": _leader,
     "state": _state,
@@ -98,4 +109,6 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "restart": _restart,
     "checkpoint": _checkpoint,
     "request": _request,
+    "label": _label,
+    "drill": _drill,
 }

@@ -22,6 +22,7 @@ from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.history import show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
+from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
@@ -65,6 +66,14 @@ TokenFile = Annotated[
         "--token-file", help="File that holds the bearer token. [env: HOLDFAST_TOKEN_FILE, HOLDFAST_TOKEN]", show_default=False
     ),
 ]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        help="Certificates to trust, PEM; else what --state-dir says, or the system's. [env: HOLDFAST_CA]",
+        show_default=False,
+    ),
+]
 StateDir = Annotated[
     str | None,
     typer.Option(
@@ -101,13 +110,15 @@ def holdfast(
     pass
 
 
-def connect(url: str | None, token_file: Path | None, state_dir: str | None) -> RestClient:
+def connect(url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None) -> RestClient:
     """Client that gives up at the first lost connection, since a person waits."""
-    settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir)
-    return RestClient(settings.url, settings.token, reconnect_timeout_s=0)
+    settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir, ca=ca)
+    return RestClient(settings.url, settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
 
 
-def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | None, *, offline: bool) -> JobReader:
+def connect_to_read(
+    url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None, *, offline: bool
+) -> JobReader:
     """Client of the coordinator, or of the state directory itself where no coordinator answers; then a note on stderr says so.
 
     `offline`: read the state directory without asking. Raises ConnectionLostError where no state directory was named, and as
@@ -117,7 +128,7 @@ def connect_to_read(url: str | None, token_file: Path | None, state_dir: str | N
         raise InvalidConfigError("--offline reads a state directory: give --state-dir", setting="state_dir")
     if not offline:
         try:
-            client = connect(url, token_file, state_dir)
+            client = connect(url, token_file, state_dir, ca)
             client.overview()
         except AccessDeniedError:
             return client  # it answers; a token of one job may not list all
@@ -149,8 +160,20 @@ class JobReader(Protocol):
     def checkpoints(self, job_id: str) -> dict[str, Any]: ...
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]: ...
+
+    def labels(self, job_id: str) -> dict[str, Any]: ...
+
+    def cost(self, job_id: str) -> dict[str, Any]: ...
+
+
+class Labeller(JobReader, Protocol):
+    """What changes labels."""
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]: ...
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]: ...
 
 
 def resolve_job(client: JobReader, text: str) -> str:
@@ -190,14 +213,47 @@ def serve(
     ] = None,
     token_file: TokenFile = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
+    tls: Annotated[
+        Literal["auto", "off"] | None,
+        typer.Option(
+            "--tls",
+            help="auto: a certificate from an authority of the state directory's own, the default beyond loopback; "
+            "off: clear text. [env: HOLDFAST_TLS]",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", help="Your certificate, PEM; read again when it changes. [env: HOLDFAST_TLS_CERT]"),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, PEM. [env: HOLDFAST_TLS_KEY]")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca", help="What clients of the state directory trust, PEM; their system's if left out. [env: HOLDFAST_TLS_CA]"
+        ),
+    ] = None,
+    insecure_http: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-http",
+            help="Allow clear text beyond loopback: whoever is on the way can read tokens. [env: HOLDFAST_INSECURE_HTTP]",
+        ),
+    ] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
+    ha: Annotated[
+        bool, typer.Option("--ha", help="One of several members on the state directory: one leads, the others stand by.")
+    ] = False,
     flink_ui: Annotated[
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
     ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")
+    webhooks: Annotated[
+        Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
     ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -214,8 +270,16 @@ def serve(
         advertised_host=advertised_host,
         token_file=token_file,
         no_token=no_token,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
+        insecure_http=insecure_http,
         takeover=takeover,
+        ha=ha,
         flink_ui=flink_ui,
+        webhooks=webhooks,
+        prices=prices,
         log_level=log_level,
         log_format=log_format,
     )
@@ -223,13 +287,49 @@ def serve(
 
 
 @app.command()
+def doctor(
+    state_dir: StateDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate of the coordinator, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
+    authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
+    spark_conf: Annotated[
+        Path | None, typer.Option("--spark-conf", help="A spark-defaults.conf; the one that Spark would read if left out.")
+    ] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark, and ask its executors what they reach.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong with this host, a state directory, a coordinator and the way to it: each fault with its fix. Exit code
+    0 if all is well, 1 with warnings, 2 with faults."""
+    from holdfast.api.cli.examination import show_examination  # imports libraries that no other command needs
+
+    code = show_examination(
+        os.environ,
+        state_dir=state_dir,
+        url=url,
+        token_file=token_file,
+        tls=(certificate, key, authority),
+        spark_conf=spark_conf,
+        asks_spark=spark,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def jobs(
-    url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, offline: Offline = False, as_json: Json = False
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
 ) -> None:
     """List jobs, newest first, with the rows that they have read, written, dropped as late, and skipped because a function failed
     on them, and how backpressured their worst subtask is: ok, low or high; without a coordinator, the jobs recorded in the state
     directory."""
-    client = connect_to_read(url, token_file, state_dir, offline=offline)
+    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
         console.show_json([{**job, "totals": totals.get(job["jid"])} for job in found])
@@ -270,22 +370,29 @@ def history(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these: leader, state, failure, restart, checkpoint, request; separated by commas.")
+        str,
+        typer.Option(
+            "--kinds", help="Only these: leader, state, failure, restart, checkpoint, request, label, drill; separated by commas."
+        ),
     ] = "",
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
     ] = "",
+    before: Annotated[
+        str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show the newest of those in front of this one.")
+    ] = "",
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """Show what happened to a job: its leaders, states, failures, restarts, checkpoints and users' requests, oldest first. Also of
     jobs that have ended, and without a coordinator from the state directory."""
-    client = connect_to_read(url, token_file, state_dir, offline=offline)
+    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after)
+    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after, before=before)
     if as_json:
         console.show_json(found)
     else:
@@ -307,6 +414,7 @@ def checkpoints(
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     offline: Offline = False,
     as_json: Json = False,
@@ -318,9 +426,9 @@ def checkpoints(
     if changes:
         if offline:
             raise InvalidConfigError("--set changes a running job: it needs a coordinator, not --offline", setting="offline")
-        _change_settings(connect(url, token_file, state_dir), job, changes, as_json=as_json)
+        _change_settings(connect(url, token_file, state_dir, ca), job, changes, as_json=as_json)
         return
-    client = connect_to_read(url, token_file, state_dir, offline=offline)
+    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
     found = client.checkpoints(resolve_job(client, job))
     found["history"] = found["history"][:limit]
     if as_json:
@@ -350,11 +458,13 @@ def checkpoints(
 
 
 @app.command()
-def status(job: Job, url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+def status(
+    job: Job, url: Url = None, token_file: TokenFile = None, ca: Ca = None, state_dir: StateDir = None, as_json: Json = False
+) -> None:
     """Whether a job is safe, why it is slow, and where it will resume: exit code 0 if all is ok, 1 at risk, 2 bad, and 3 if nobody
     answers for the job."""
     with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
-        client = connect(url, token_file, state_dir)
+        client = connect(url, token_file, state_dir, ca)
         code = diagnosis.show_health(client.health(resolve_job(client, job)), as_json=as_json)
     raise typer.Exit(code)
 
@@ -368,13 +478,14 @@ def explain(
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Why a checkpoint was slow, failed, is pending, or is missing: its phases beside the usual, the chain of causes, and one
     setting to change."""
     with _naming_records(job):
-        client = connect(url, token_file, state_dir)
+        client = connect(url, token_file, state_dir, ca)
         diagnosis.show_explanation(client.explain(resolve_job(client, job), number), as_json=as_json)
 
 
@@ -386,6 +497,109 @@ def _naming_records(job: str) -> Iterator[None]:
     except ConnectionLostError as error:
         hint = f"`holdfast checkpoints {job} --offline --state-dir DIR` shows what is on record"
         raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
+
+
+@app.command()
+def label(
+    job: Job,
+    number: Annotated[int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The label: letters, digits, '.', '_', '-'.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Give a checkpoint or savepoint a label: it is not deleted until the label is removed, and restore="label:NAME" starts from
+    it. With JOB alone: list the job's labels.
+
+    With --offline the state directory itself is changed, beside a coordinator or without one; that one's next recovery of the job
+    deletes what is kept no longer."""
+    if (number is None) != (name is None) or (remove and name is None):
+        raise InvalidConfigError("a label needs both: `holdfast label JOB ID NAME`; JOB alone lists labels", setting="label")
+    if number is None or name is None:
+        reader = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+        show_labels(reader.labels(resolve_job(reader, job)), as_json=as_json)
+        return
+    client = _changing(url, token_file, state_dir, ca, offline=offline)
+    job_id = resolve_job(client, job)
+    if remove:
+        shown = client.remove_label(job_id, name, number)[0]
+    else:
+        shown = client.add_label(job_id, number, name)
+    if as_json:
+        console.show_json(shown)
+    else:
+        done = "removed from " if remove else ""
+        console.show_line(f"{shown['label']}: {done}{shown['kind']} {shown['checkpoint_id']} {shown['location']}")
+
+
+def _changing(
+    url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None, *, offline: bool
+) -> Labeller:
+    """Client of the coordinator, or with `offline` the state directory itself: only who says so changes it behind a coordinator."""
+    if not offline:
+        return connect(url, token_file, state_dir, ca)
+    reader = connect_to_read(url, token_file, state_dir, ca, offline=True)
+    from holdfast.api.cli.stored_jobs import StoredJobs
+
+    assert isinstance(reader, StoredJobs)
+    return reader
+
+
+@app.command()
+def drill(
+    job: Job,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint; the newest if left out.")
+    ] = None,
+    shows: Annotated[bool, typer.Option("--list", help="Show the drills that there were, newest first; begin none.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")] = True,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read every row of the newest checkpoint, or of another snapshot of the job, as a restore would, in a process of the
+    coordinator's own: exit code 0 if all is there, 1 if not, 3 if nothing could be found out."""
+    with console.trouble(console.EXIT_NO_VERDICT):
+        client = connect(url, token_file, state_dir, ca)
+        job_id = resolve_job(client, job)
+        if shows:
+            show_drills(client.drills(job_id), as_json=as_json)
+            return
+        begun = client.drill(job_id, number)
+        found = follow_drill(client, job_id, begun, timeout) if wait else begun
+        code = show_drill(found, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def cost(
+    job: Job,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", help="Price file, TOML or JSON: adds money. [env: HOLDFAST_PRICES]", show_default=False),
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """What the checkpoints of a job take: bytes of its own and shared, files, small files, requests an hour, and with a price file
+    money."""
+    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    found = client.cost(resolve_job(client, job))
+    named = prices or os.environ.get("HOLDFAST_PRICES")
+    if named:
+        found = with_money(found, Path(named))
+    show_cost(found, as_json=as_json)
 
 
 @app.command()
@@ -405,11 +619,12 @@ def checkpoint(
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Take a checkpoint now and print its id, in the job's own mode or in one for it alone."""
-    client = connect(url, token_file, state_dir)
+    client = connect(url, token_file, state_dir, ca)
     job_id = resolve_job(client, job)
     number = client.trigger_checkpoint(job_id, unaligned=unaligned, aligned_timeout_ms=aligned_timeout, timeout_s=timeout)
     if as_json:
@@ -441,11 +656,12 @@ def savepoint(
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Take a savepoint and print its location."""
-    client = connect(url, token_file, state_dir)
+    client = connect(url, token_file, state_dir, ca)
     job_id = resolve_job(client, job)
     location = client.savepoint(job_id, _absolute(target), format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
@@ -462,11 +678,12 @@ def stop(
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Stop a job with a savepoint and print its location."""
-    client = connect(url, token_file, state_dir)
+    client = connect(url, token_file, state_dir, ca)
     job_id = resolve_job(client, job)
     location = client.stop(job_id, _absolute(target), drain=drain, format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
@@ -491,11 +708,12 @@ def cancel(
     timeout: Timeout = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Cancel a job; its state since the last checkpoint is lost."""
-    client = connect(url, token_file, state_dir)
+    client = connect(url, token_file, state_dir, ca)
     job_id = resolve_job(client, job)
     client.cancel(job_id)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -525,9 +743,7 @@ def preflight(
     *,
     state_dir: Annotated[
         str | None,
-        typer.Option(
-            "--state-dir", help="State directory of the job, with its newer checkpoints and files outside a snapshot."
-        ),
+        typer.Option("--state-dir", help="State directory of the job, with its newer checkpoints and files outside a snapshot."),
     ] = None,
     job_id: Annotated[str | None, typer.Option("--job-id", help="Id of the job; by default derived from its name.")] = None,
     parallelism: Annotated[int | None, typer.Option("--parallelism", min=1, help="Instead of the function's own.")] = None,
@@ -593,12 +809,13 @@ def create(
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Issue a token and print it, this once: only a hash of it is stored."""
     life_ms = None if expires is None else commands.parse_duration(expires)
-    found = connect(url, token_file, state_dir).issue_token(role, job=job, name=name, expires_in_ms=life_ms)
+    found = connect(url, token_file, state_dir, ca).issue_token(role, job=job, name=name, expires_in_ms=life_ms)
     if as_json:
         console.show_json(found)
         return
@@ -608,9 +825,11 @@ def create(
 
 
 @tokens.command("list")
-def list_tokens(url: Url = None, token_file: TokenFile = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+def list_tokens(
+    url: Url = None, token_file: TokenFile = None, ca: Ca = None, state_dir: StateDir = None, as_json: Json = False
+) -> None:
     """List the tokens that are not revoked, oldest first; their texts are not known any more."""
-    found = connect(url, token_file, state_dir).tokens()
+    found = connect(url, token_file, state_dir, ca).tokens()
     if as_json:
         console.show_json(found)
         return
@@ -635,10 +854,11 @@ def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast token list` shows it.")],
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
 ) -> None:
     """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
-    connect(url, token_file, state_dir).revoke_token(token_id)
+    connect(url, token_file, state_dir, ca).revoke_token(token_id)
     console.show_line(f"{token_id} is revoked")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol, cast
 
 import h11
 from starlette.types import Scope
@@ -50,6 +50,13 @@ _quiet = logging.getLogger("holdfast.api.http")
 _quiet.setLevel(logging.ERROR)
 
 
+class Guarded(Protocol):
+    """A connection that can be closed."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+
 class ConnectionGuard:
     """The budgets of one server, and its open connections."""
 
@@ -59,7 +66,7 @@ class ConnectionGuard:
         self.bodies = bodies
         self.malformed = 0
         """Requests that were not HTTP, since the start."""
-        self._protocols: dict[int, GuardedProtocol] = {}
+        self._protocols: dict[int, Guarded] = {}
         self._unsent: dict[int, int] = {}
         """Connection whose socket is full -> bytes that waited for it at the last check."""
         self._accepted = 0
@@ -67,7 +74,11 @@ class ConnectionGuard:
         self._reported: Counter[CloseReason] = Counter()
         self._reported_s = 0.0
 
-    def accept(self, protocol: GuardedProtocol, address: str) -> int:
+    def adopt(self, protocol: GuardedProtocol) -> None:
+        """Hand a registered connection over to the protocol that its handshake led to."""
+        self._protocols[protocol.number] = protocol
+
+    def accept(self, protocol: Guarded, address: str) -> int:
         """Register a new connection and return its number."""
         self._accepted += 1
         number = self._accepted
@@ -97,8 +108,9 @@ class ConnectionGuard:
     def _check_readers(self) -> None:
         """Restart the time of a connection that was read from, however slowly."""
         for number, before in list(self._unsent.items()):
-            if self._protocols[number].transport.get_write_buffer_size() < before:
-                self.stop_sending(self._protocols[number])
+            protocol = cast(GuardedProtocol, self._protocols[number])  # what has no request yet is sent nothing
+            if protocol.transport.get_write_buffer_size() < before:
+                self.stop_sending(protocol)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._check_readers()
@@ -143,6 +155,10 @@ class GuardedProtocol(H11Protocol):
         self.guard = guard
         self.caller = CallerKind.UNKNOWN
         self.number = 0
+        """0: not registered yet; behind a TLS handshake it is."""
+        self.is_made = False
+        self.below: asyncio.Transport | None = None
+        """Of a connection with TLS: what carries its bytes."""
         self._phase = Phase.HEAD
         self._has_answered = False
 
@@ -156,7 +172,11 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.number = self.guard.accept(self, self.client[0] if self.client else "")
+        self.is_made = True
+        if self.number:
+            self.guard.adopt(self)
+        else:
+            self.number = self.guard.accept(self, self.client[0] if self.client else "")
 
     def data_received(self, data: bytes) -> None:
         was = self._phase
@@ -169,6 +189,13 @@ class GuardedProtocol(H11Protocol):
         self._has_answered = True
         super().on_response_complete()
         self._check_phase()
+
+    def shutdown(self) -> None:
+        """The service stops. A TLS connection that has sent all waits for no goodbye of its peer: idle ones never read it."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        super().shutdown()
+        if is_idle and self.below is not None and self.below.get_write_buffer_size() == 0:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()

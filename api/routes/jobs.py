@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ConfigDict
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller
@@ -35,7 +37,7 @@ from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.coordinator.restore.resolve import LATEST, LATEST_READABLE
+from holdfast.coordinator.restore.resolve import LATEST, is_path
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError
@@ -55,7 +57,15 @@ async def submit(request: Request, service: Service) -> Response:
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     _check_job(request, submission)
-    return answer(await run_in_threadpool(_submit, service, request.app.state.authenticator, submission), 202)
+    return answer(await _in_thread(request, _submit, service, request.app.state.authenticator, submission), 202)
+
+
+T = TypeVar("T")
+
+
+async def _in_thread(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    """Work on storage, by threads that no viewer's request can take."""
+    return await to_thread.run_sync(functools.partial(work, *arguments), limiter=request.app.state.submit_threads)
 
 
 def _check_job(request: Request, submission: Submission) -> None:
@@ -67,7 +77,7 @@ def _check_job(request: Request, submission: Submission) -> None:
     job_id = identify_job(submission)
     confine(caller, Access.OPERATE, job_id)
     named = submission.restore
-    if named is not None and named not in (LATEST, LATEST_READABLE) and not named.isdecimal():
+    if named is not None and is_path(named):
         own = SnapshotDirectories((f"{request.app.state.settings.location.rstrip('/')}/{job_id}",))
         try:
             own.confine(named)
@@ -86,7 +96,7 @@ def _submit(service: Coordinator, authenticator: Authenticator, submission: Subm
 async def leave(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
     """The driver of a submission takes its workers away: the job waits for another submission, and counts no failure."""
     departure = await read_record(request, DriverDeparture, REPORT)
-    await run_in_threadpool(service.leave, job_id, departure.submission)
+    await _in_thread(request, service.leave, job_id, departure.submission)
     return schemas.Empty()
 
 
@@ -189,4 +199,4 @@ async def preflight(request: Request, service: Service) -> Response:
     """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
     _check_job(request, submission)
-    return answer(await run_in_threadpool(service.preflight, submission))
+    return answer(await _in_thread(request, service.preflight, submission))

@@ -1,4 +1,5 @@
-"""Prometheus metrics: the coordinator's counters at the moment of a scrape, and counts of HTTP requests.
+"""Prometheus metrics: the coordinator's counters at the moment of a scrape, and counts of HTTP requests. `docs/metrics.md` lists
+them, written by `scripts/metrics_page.py` from what is here.
 
 They have a registry of their own, so that an embedding driver's metrics don't mix with them. Counters of jobs restart with the
 coordinator, as Prometheus expects."""
@@ -11,13 +12,16 @@ import time
 from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.version import VERSION
 from holdfast.barriers.latency import BOUNDS_MS, LatencyHistogram, merge
 from holdfast.barriers.messages import AckStatus, SubtaskMetrics
 from holdfast.coordinator.interface import Coordinator
@@ -38,8 +42,20 @@ SPLITS_MAX = 1_000
 USER_COUNTERS_MAX = 10_000
 """Counters of users' functions in one scrape, at most."""
 
+OPERATORS_MAX = 10_000
+"""Operators with counters of their own in one scrape, at most."""
+
+LATENCIES_MAX = 1_000
+"""Pairs of a source and a vertex with a histogram of latencies in one scrape, at most."""
+
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
+
+LEFT_OUT_KINDS = ("jobs", "subtasks", "splits", "operators", "user_counters", "latencies")
+"""Values of the label `kind` of `holdfast_metrics_left_out`."""
+
+_SAMPLES_OF_A_HISTOGRAM = len(BOUNDS_MS) + 3
+"""Its buckets, that of infinity, count and sum."""
 
 _MAY_SKIP = frozenset({"map", "filter", "flat_map", "timestamps"})
 """Kinds of operators with the option `on_error`."""
@@ -80,6 +96,12 @@ class JobMetrics:
             "How long latency markers of a source were under way to a vertex.",
             labels=(*labels, "source", "vertex"),
         )
+        self.left_out = GaugeMetricFamily(
+            "holdfast_metrics_left_out",
+            "What this scrape leaves out because of the bounds of its labels, by kind.",
+            labels=("kind",),
+        )
+        self._left_out = dict.fromkeys(LEFT_OUT_KINDS, 0)
         self.frames_refused = CounterMetricFamily(
             "holdfast_job_frames_refused",
             "Frames that data ports dropped because their sender had no reason to send them.",
@@ -162,6 +184,9 @@ class JobMetrics:
         self.last_full_size = GaugeMetricFamily(
             "holdfast_last_checkpoint_state_bytes", "Bytes of state in the newest completed checkpoint.", labels=labels
         )
+        self.last_time = GaugeMetricFamily(
+            "holdfast_last_checkpoint_timestamp_seconds", "When the newest one was complete, since 1970.", labels=labels
+        )
 
     def add(self, job: JobNumbersView) -> None:
         overview = job.overview
@@ -185,6 +210,7 @@ class JobMetrics:
             self.last_duration.add_metric(labels, newest.end_to_end_ms / 1000)
             self.last_size.add_metric(labels, newest.checkpointed_size)
             self.last_full_size.add_metric(labels, newest.state_size)
+            self.last_time.add_metric(labels, (newest.trigger_ms + newest.end_to_end_ms) / 1000)
 
     def _add_totals(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
         total = derive_job_totals(job.graph, job.reached)
@@ -192,6 +218,9 @@ class JobMetrics:
         self.records_out.add_metric(labels, total.records_out)
         for operator in (each for vertex in job.graph.vertices for each in vertex.operators):
             entry = job.reached.get(operator.uid, NOTHING)
+            if max(len(self.late.samples), len(self.skipped.samples)) >= OPERATORS_MAX:
+                self.leave_out("operators")
+                continue
             if operator.kind in _MAY_BE_LATE or entry.late_dropped:  # shown from 0 on, or an alert would miss the first ones
                 self.late.add_metric((*labels, operator.uid), entry.late_dropped)
             if operator.kind in _MAY_SKIP or entry.rows_skipped:
@@ -199,15 +228,19 @@ class JobMetrics:
             for name, count in sorted(entry.counters.items()):
                 if len(self.user.samples) < USER_COUNTERS_MAX:
                     self.user.add_metric((*labels, operator.uid, name), count)
+                else:
+                    self.leave_out("user_counters")
 
     def _add_subtasks(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
         """Gauges of subtasks; latencies are added up over the subtasks of a vertex."""
         latencies: dict[str, list[LatencyHistogram]] = {}
+        self.leave_out("subtasks", job.subtasks_beyond)
         for metrics in job.subtasks:
             if metrics.latencies:
                 latencies.setdefault(metrics.vertex, []).extend(metrics.latencies)
             seen = (len(self.lag.samples), len(self.silence.samples), len(self.committables.samples), len(self.time.samples) // 3)
             if max(seen) >= SUBTASKS_MAX:
+                self.leave_out("subtasks")
                 continue
             place = (*labels, metrics.vertex, str(metrics.subtask))
             for family, told_ms in (
@@ -242,6 +275,9 @@ class JobMetrics:
             self._add_splits(metrics, place)
         for vertex, found in latencies.items():
             for source, histogram in merge(found).items():
+                if len(self.latency.samples) >= LATENCIES_MAX * _SAMPLES_OF_A_HISTOGRAM:
+                    self.leave_out("latencies")
+                    continue
                 bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
                 buckets = list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
                 self.latency.add_metric((*labels, source, vertex), buckets, histogram.sum_ms / 1000)
@@ -253,15 +289,22 @@ class JobMetrics:
             self.pending_records.add_metric(place, metrics.pending_records)
         for split in () if metrics.slowest_splits is UNSET else metrics.slowest_splits:
             if len(self.split_idle.samples) >= SPLITS_MAX:
-                return
+                self.leave_out("splits")
+                continue
             if split.watermark_lag_ms is not UNSET:
                 self.split_lag.add_metric((*place, split.split), split.watermark_lag_ms / 1000)
             self.split_idle.add_metric((*place, split.split), int(split.idle))
             if split.pending_records is not UNSET:
                 self.split_pending.add_metric((*place, split.split), split.pending_records)
 
+    def leave_out(self, kind: str, count: int = 1) -> None:
+        """Count what has no labels in this scrape. `kind`: one of LEFT_OUT_KINDS."""
+        self._left_out[kind] += count
+
     def families(self) -> Iterator[Metric]:
-        yield from vars(self).values()
+        for kind, count in self._left_out.items():
+            self.left_out.add_metric((kind,), count)
+        yield from (family for family in vars(self).values() if isinstance(family, Metric))
 
 
 class CoordinatorCollector(Collector):
@@ -279,7 +322,14 @@ class CoordinatorCollector(Collector):
         metrics = JobMetrics()
         for job in sorted(jobs, key=_live_first)[:JOBS_MAX]:
             metrics.add(job)
+        metrics.leave_out("jobs", max(0, len(jobs) - JOBS_MAX))
         yield from metrics.families()
+        yield GaugeMetricFamily(
+            "holdfast_ready", "1 once every live job of the state directory is recovered.", value=int(self._service.ready)
+        )
+        built = GaugeMetricFamily("holdfast_build_info", "1, with the version of this coordinator.", labels=("version",))
+        built.add_metric((VERSION,), 1)
+        yield built
 
 
 def _live_first(job: JobNumbersView) -> tuple[bool, int]:
@@ -327,7 +377,7 @@ class HttpMetrics:
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
-        if not route.endswith("/commands"):
+        if not route.endswith(_STREAMS):
             self._seconds.labels(method, route).observe(seconds)
 
     def count_answers(self, answers: Iterable[AckStatus]) -> None:
@@ -363,7 +413,53 @@ class MeasureRequests:
             self._metrics.observe(method, route, status, time.perf_counter() - began)
 
 
+_STREAMS = ("/commands", "/events")
+"""Ends of routes whose answers last."""
+
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class EventCollector(Collector):
+    """Event streams and webhooks of one server."""
+
+    def __init__(self, streams: EventStreams, webhooks: Webhooks) -> None:
+        self._streams = streams
+        self._webhooks = webhooks
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("holdfast_event_streams", "Open event streams.", value=self._streams.count)
+        closed = CounterMetricFamily(
+            "holdfast_event_streams_closed",
+            "Event streams that ended, by reason: reader (left), slow, access (revoked), leader (lost), storage, stopping.",
+            labels=("reason",),
+        )
+        for reason, count in sorted(dict(self._streams.closed).items()):
+            closed.add_metric((reason,), count)
+        yield closed
+        tries = CounterMetricFamily(
+            "holdfast_webhook_events", "Tries to deliver an event by outcome, and given_up events.", labels=("webhook", "outcome")
+        )
+        failing = GaugeMetricFamily(
+            "holdfast_webhook_failing_seconds", "Since the webhook takes no events; 0 while it does.", labels=("webhook",)
+        )
+        for name, counts, failing_s in self._webhooks.numbers():
+            for outcome, count in sorted(counts.items()):
+                tries.add_metric((name, outcome), count)
+            failing.add_metric((name,), failing_s)
+        yield tries
+        yield failing
+
+
+def make_registry(
+    service: Coordinator, guard: ConnectionGuard, streams: EventStreams, webhooks: Webhooks
+) -> tuple[CollectorRegistry, HttpMetrics]:
+    """All metrics of one server."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(CoordinatorCollector(service))
+    registry.register(ConnectionCollector(guard))
+    registry.register(EventCollector(streams, webhooks))
+    ProcessCollector(registry=registry)
+    return registry, HttpMetrics(registry)
 
 
 def render(registry: CollectorRegistry) -> bytes:

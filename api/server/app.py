@@ -5,6 +5,7 @@ It owns no thread and no socket; `holdfast.api.server.main` serves it. Every err
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,27 +13,51 @@ from typing import Any
 
 import msgspec
 from anyio import CapacityLimiter
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import Authenticator
+from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
+from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhook_file import read_webhooks
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
-from holdfast.api.routes import diagnosis, health, history, jobs, series, snapshots, tokens, web, workers
+from holdfast.api.members.membership import Membership
+from holdfast.api.routes import (
+    cost,
+    diagnosis,
+    drills,
+    events,
+    health,
+    history,
+    jobs,
+    labels,
+    members,
+    series,
+    sessions,
+    snapshots,
+    tokens,
+    web,
+    workers,
+)
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
-from holdfast.api.routes.metrics import ConnectionCollector, CoordinatorCollector, HttpMetrics, MeasureRequests
+from holdfast.api.routes.forwarded import ForwardToActive
+from holdfast.api.routes.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
@@ -44,6 +69,7 @@ from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, Numbered
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
@@ -51,6 +77,11 @@ log = logging.getLogger("holdfast.api")
 
 EPOCH_DIGITS_MAX = 18
 """Digits of an epoch in a header, at most."""
+
+WORKER_THREADS = 16
+"""Threads that open workers' streams of commands: what people ask for has others, and none of them waits here."""
+SUBMIT_THREADS = 8
+"""Threads of submissions, preflights and departures, which read snapshots."""
 
 _RECORDS = (
     Submission,
@@ -66,12 +97,16 @@ _RECORDS = (
     PreflightReport,
     Explanation,
     HealthView,
+    Cost,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
 
-def create_app(service: Coordinator, settings: ServerSettings, guard: ConnectionGuard) -> FastAPI:
-    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own."""
+def create_app(
+    service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None = None
+) -> FastAPI:
+    """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own. `membership`:
+    of a coordinator that is one of several; while it stands by, it passes people's requests on."""
     app = FastAPI(
         title="Holdfast",
         version=VERSION,
@@ -85,41 +120,71 @@ def create_app(service: Coordinator, settings: ServerSettings, guard: Connection
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
     app.state.bodies = guard.bodies
+    app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
+    app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
+    app.state.events = EventStreams()
+    receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry = CollectorRegistry(auto_describe=False)
-    app.state.registry.register(CoordinatorCollector(service))
-    app.state.registry.register(ConnectionCollector(guard))
-    app.state.http_metrics = HttpMetrics(app.state.registry)
-    app.include_router(health.router)
-    app.include_router(page.router)
-    app.include_router(jobs.router)
-    app.include_router(history.router)
-    app.include_router(series.router)
-    app.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
-    app.include_router(snapshots.router)
-    app.include_router(workers.router)
-    app.include_router(tokens.router)
-    app.include_router(dialect.router, prefix="/v1")
-    app.include_router(dialect.router, include_in_schema=False)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
-        app.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
-        app.include_router(web.router)
+    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
     app.add_middleware(AnswerFailures)
+    if membership is not None:
+        app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
+    app.add_middleware(
+        CheckAccess,
+        authenticator=app.state.authenticator,
+        audit=app.state.audit,
+        requests=RequestBudget(),
+        per_s=settings.requests_per_s_max,
+        open_paths=open_paths,
+    )
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
+    app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
+    app.add_middleware(NameRequests)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(NotModifiedError, not_modified)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     _describe(app, authenticated=settings.token is not None)
     return app
+
+
+@functools.cache
+def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
+    """Routes are of the process; what they work on is of the app (`app.state`). FastAPI builds what is included at the first
+    request, for a tenth of a second, and would do so again for each service of a process."""
+    router = APIRouter()
+    router.include_router(health.router)
+    router.include_router(members.router)
+    router.include_router(page.router)
+    router.include_router(jobs.router)
+    router.include_router(history.router)
+    router.include_router(events.router)
+    router.include_router(series.router)
+    router.include_router(labels.router)
+    router.include_router(drills.router)
+    router.include_router(cost.router)
+    router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
+    router.include_router(snapshots.router)
+    router.include_router(workers.router)
+    router.include_router(tokens.router)
+    router.include_router(sessions.router)
+    router.include_router(dialect.router, prefix="/v1")
+    router.include_router(dialect.router, include_in_schema=False)
+    if with_web:
+        router.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
+        router.include_router(web.router)
+    return tuple(router.routes)
 
 
 _ASK_AGAIN = (RecoveringError, NotLeaderError, BusyError)

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.events.webhook_file import read_webhooks
 from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
+from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
+from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
+from holdfast.api.tls.live import LiveContext
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
@@ -38,12 +42,18 @@ class _Led:
     listener: socket.socket
     url: str
     guard: DirectoryGuard
+    tls: ServedTls | None
+
+    @property
+    def live(self) -> LiveContext | None:
+        return self.tls.live if self.tls is not None else None
 
     def announce(self, settings: ServerSettings) -> None:
         """Write its address for the next start, workers and the CLI."""
         token_file = None if settings.token_file is None else str(settings.token_file)
         port = int(self.listener.getsockname()[1])
-        record = RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file)
+        ca_file = str(self.tls.ca_file) if self.tls is not None and self.tls.ca_file is not None else None
+        record = RunRecord(self.url, os.getpid(), socket.gethostname(), port, token_file, ca_file)
         write_run_record(settings.state_dir, record)
         self.guard.announced = record
 
@@ -52,24 +62,25 @@ class _Led:
 def _leading(settings: ServerSettings, open_service: OpenCoordinator) -> Iterator[_Led]:
     """Guard the directory, bind, open; undone in reverse order. Raises CoordinatorRunningError, InvalidConfigError,
     FlinkUiError ..."""
-    settings.check()
-    if settings.flink_ui is not None:
-        check_web_interface(settings.flink_ui)
+    _check(settings)
     with contextlib.ExitStack() as undo:
         guard = undo.enter_context(DirectoryGuard(settings.state_dir, takeover=settings.takeover, location=settings.location))
         listener = undo.enter_context(bind(settings))
         url = advertised_url(settings, listener.getsockname()[1])
+        tls = served_tls(settings, url)
         service = open_service(settings, url)
         undo.callback(service.close)
         undo.enter_context(guard.kept_for(service))
-        yield _Led(service, listener, url, guard)
+        yield _Led(service, listener, url, guard, tls)
 
 
 def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.AbstractContextManager[None]:
     """Log of a coordinator; inside a driver, which configures its own logging, only if a setting requests it."""
     if embedded and settings.log_level is None and settings.log_format is None:
         return contextlib.nullcontext()
-    secrets = (settings.token,) if settings.token is not None else ()
+    secrets: tuple[str, ...] = (settings.token,) if settings.token is not None else ()
+    if settings.webhooks is not None:
+        secrets += tuple(text for webhook in read_webhooks(settings.webhooks) for text in webhook.secret_texts)
     return writing_log(settings.log_level or "info", settings.log_format or "text", secrets=secrets, everything=not embedded)
 
 
@@ -82,6 +93,9 @@ def serve(
 ) -> None:
     """Run a coordinator in this process until SIGINT or SIGTERM. `announce` gets one line once it listens."""
     raise_descriptor_limit()
+    if settings.ha:
+        _serve_member(settings, announce, open_service, as_json=as_json)
+        return
     with _logging(settings, embedded=False), _leading(settings, open_service) as led:
 
         def started() -> None:
@@ -89,7 +103,27 @@ def serve(
             led.announce(settings)
             announce(_welcome(settings, led.url, as_json=as_json))
 
-        RestServer(led.service, settings, on_started=started).run(sockets=[led.listener])
+        RestServer(led.service, settings, on_started=started, tls=led.live).run(sockets=[led.listener])
+
+
+def _serve_member(
+    settings: ServerSettings, announce: Callable[[str], None], open_service: OpenCoordinator, *, as_json: bool
+) -> None:
+    _check(settings)
+    with _logging(settings, embedded=False), standing_by(settings, open_service) as member:
+
+        def started() -> None:
+            member.service.lead()
+            announce(_welcome(settings, member.url, as_json=as_json))
+
+        server = RestServer(member.service, settings, on_started=started, tls=member.tls, membership=member.membership)
+        server.run(sockets=[member.listener])
+
+
+def _check(settings: ServerSettings) -> None:
+    settings.check()
+    if settings.flink_ui is not None:
+        check_web_interface(settings.flink_ui)
 
 
 def _welcome(settings: ServerSettings, url: str, *, as_json: bool) -> str:
@@ -112,6 +146,7 @@ class EmbeddedCoordinator:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._guard: DirectoryGuard | None = None
+        self._tls: ServedTls | None = None
         self._url = ""
 
     @property
@@ -126,6 +161,11 @@ class EmbeddedCoordinator:
         return self._settings.token
 
     @property
+    def authorities(self) -> str | None:
+        """Certificates that its clients trust, PEM; None: those of their system, or there is no TLS."""
+        return self._tls.authorities if self._tls is not None else None
+
+    @property
     def holds_lock(self) -> bool:
         """Whether it holds the lock of the state directory; False before `start`, and once fenced."""
         return self._guard is not None and self._guard.is_held
@@ -138,14 +178,14 @@ class EmbeddedCoordinator:
             undo.enter_context(_logging(self._settings, embedded=True))
             led = undo.enter_context(_leading(self._settings, self._open_service))
             self._undo = undo.pop_all()
-        self._url, self._guard = led.url, led.guard
+        self._url, self._guard, self._tls = led.url, led.guard, led.tls
         listening = threading.Event()
 
         def started() -> None:
             led.service.lead()
             listening.set()
 
-        self._server = RestServer(led.service, self._settings, on_started=started)
+        self._server = RestServer(led.service, self._settings, on_started=started, tls=led.live)
         self._thread = threading.Thread(
             target=self._run, args=(self._server, led.listener, listening), name="holdfast-rest", daemon=True
         )

@@ -4,6 +4,7 @@ It decides the order: bind, listen, lead, announce; and the reverse. It is the o
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import logging
@@ -16,11 +17,16 @@ from types import FrameType
 import uvicorn
 
 from holdfast.api.access.audit_log import AuditLog
+from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
+from holdfast.api.http.door import TlsDoor
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
+from holdfast.api.members.membership import Membership
 from holdfast.api.run_record import read_run_record
 from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
+from holdfast.api.tls.live import LiveContext
 from holdfast.api.tokens import is_loopback
 from holdfast.barriers.descriptors import sockets_allowed
 from holdfast.coordinator.interface import Coordinator
@@ -52,7 +58,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     if settings.port is not None:
         return _bind(settings.host, settings.port)
     record = read_run_record(settings.state_dir)
-    if record is None:
+    if record is None or settings.ha:  # the port on record is that of the active member, which may be another one
         return _bind(settings.host, 0)
     try:
         return _bind(settings.host, record.port)
@@ -87,7 +93,8 @@ def advertised_url(settings: ServerSettings, port: int) -> str:
     host = settings.advertised_host or settings.host
     if host.strip("[]") in ("0.0.0.0", "::", ""):
         host = outward_address()
-    return f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if settings.is_encrypted else "http"
+    return f"{scheme}://[{host.strip('[]')}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def outward_address() -> str:
@@ -122,6 +129,13 @@ def accepted_at_once(limits: ConnectionLimits) -> int:
     return max(1, min(_ACCEPTED_AT_ONCE, smallest_cap // 3 - 1))
 
 
+def _protocol(guard: ConnectionGuard, tls: LiveContext | None) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes of an accepted connection."""
+    if tls is None:
+        return functools.partial(GuardedProtocol, guard=guard)
+    return functools.partial(TlsDoor, guard=guard, context=lambda: tls.context)
+
+
 class RestServer(uvicorn.Server):
     """Serves one coordinator until stopped; in the main thread, signals stop it in an orderly way."""
 
@@ -132,14 +146,16 @@ class RestServer(uvicorn.Server):
         *,
         on_started: Callable[[], None],
         guard: ConnectionGuard | None = None,
+        tls: LiveContext | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """`guard` None: made from the settings."""
+        """`guard` None: made from the settings. `tls` None: it speaks in clear text. `membership`: see `create_app`."""
         guard = guard or connection_guard(settings)
-        app = create_app(service, settings, guard=guard)
+        app = create_app(service, settings, guard=guard, membership=membership)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
+                http=_protocol(guard, tls),  # type: ignore[arg-type]
                 loop="asyncio",  # uvloop, if installed, would accept a whole backlog in one turn, whatever `backlog` is
                 log_config=None,
                 access_log=False,
@@ -153,20 +169,30 @@ class RestServer(uvicorn.Server):
         )
         self._service = service
         self._audit: AuditLog = app.state.audit
+        self._events: EventStreams = app.state.events
+        self._webhooks: Webhooks = app.state.webhooks
         self._on_started = on_started
+        self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         for listener in sockets or []:
             listener.listen(_BACKLOG)
+        if self._tls is not None:
+            self._tls.start()
         self._on_started()
+        self._webhooks.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
 
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
+        self._events.close()
+        self._webhooks.close()
         self._service.close()
         await super().shutdown(sockets=sockets)
+        if self._tls is not None:
+            self._tls.stop()
         self._audit.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -178,4 +204,5 @@ class RestServer(uvicorn.Server):
 def describe_exposure(settings: ServerSettings) -> str:
     """Text that says who can reach the service."""
     reach = "this machine" if is_loopback(settings.host) else "the network"
-    return f"{reach}, {'with the token' if settings.token else 'without a token'}, pid {os.getpid()}"
+    way = ", over TLS" if settings.is_encrypted else ""
+    return f"{reach}{way}, {'with the token' if settings.token else 'without a token'}, pid {os.getpid()}"

@@ -289,7 +289,7 @@ class _Forgetting:
         refused = run_flow(erase_checkpoints(self._job_id, starter), self._storage)
         for entry in completed:
             if entry.checkpoint_id in refused:
-                self._kept[self._location(entry)] = "another job has claimed it"
+                self._kept[self._location(entry)] = "another job has claimed it, or a label keeps it"
             else:
                 self._deleted.append(self._location(entry))
         for place in self._found(job):

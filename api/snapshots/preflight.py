@@ -70,7 +70,7 @@ class _NotedStorage(RoutedStorage):
 def preflight_online(submission: Submission, environment: Mapping[str, str], url: str, token: str | None) -> PreflightReport:
     """Ask the coordinator at a URL. Raises its errors, and ConnectionLostError."""
     settings = client_settings(environment, url=url, token=token)
-    client = RestClient(settings.url, settings.token)
+    client = RestClient(settings.url, settings.token, authorities=settings.authorities)
     try:
         return client.preflight(submission)
     finally:

@@ -251,6 +251,11 @@ class CheckpointCoordinator:
                 self._abort_outcome(event)
             case events.CheckpointDropped():
                 self._completed.dropped(event.checkpoint_id)
+            case events.CheckpointKept():
+                self.stats.kept(event.checkpoint_id)
+                self._completed.kept(event.checkpoint_id)
+            case events.LabelsChanged():
+                self._completed.note_labels(event.checkpoint_id, labelled=event.labelled)
             case events.DropFailed():
                 self._completed.drop_failed(event.checkpoint_id, self._turn.now_ms)
             case events.JobTerminated():
@@ -685,7 +690,7 @@ class CheckpointCoordinator:
     def _drop_surplus(self) -> None:
         """Drop checkpoints beyond the retained number. Bases of pending increments stay."""
         self._completed.retain_bases(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
-        self._drop(self._completed.take_drops())
+        self._drop(self._completed.take_drops(self._turn.wall_ms))
 
     def _drop(self, drops: list[DropCheckpoint]) -> None:
         for drop in drops:

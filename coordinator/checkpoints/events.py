@@ -138,6 +138,19 @@ class CheckpointDropped(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
+class CheckpointKept(msgspec.Struct, frozen=True):
+    """Nothing of it was deleted: it has a label."""
+
+    checkpoint_id: int
+
+
+class LabelsChanged(msgspec.Struct, frozen=True):
+    """A user changed labels of a checkpoint; what the register beside it says counts when it is deleted."""
+
+    checkpoint_id: int
+    labelled: bool
+
+
 class DropFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     message: str
@@ -192,6 +205,8 @@ Event: TypeAlias = (
     | AbortLost
     | AbortFailed
     | CheckpointDropped
+    | CheckpointKept
+    | LabelsChanged
     | DropFailed
     | JobFailing
     | ShutDown

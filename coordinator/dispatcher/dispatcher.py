@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
+from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
@@ -36,6 +36,7 @@ from holdfast.coordinator.ha.leadership import OtherLeader, find_leader, open_di
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
@@ -255,6 +256,8 @@ class Dispatcher:
         up."""
         self.astray: set[str] = set()
         """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
+        self.feed = HistoryFeed()
+        """Records of the jobs that are led here, as they are made."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -336,7 +339,8 @@ class Dispatcher:
                     return False
             record = yield from find_leader(paths, newer_than=known)
         except HoldfastError as error:
-            logger.warning("who leads job %s can't be read: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            told = printable(str(error), TEXT_CHARACTERS_MAX)
+            logger.warning("who leads job %s can't be read: %s", job_id, told, extra=about(job_id))
             return None
         if record is None:
             return False
@@ -392,7 +396,7 @@ class Dispatcher:
                 self._launch(setup)
                 return
         except HoldfastError as error:
-            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX))
+            logger.error("job %s can't be led on: %s", job_id, printable(str(error), TEXT_CHARACTERS_MAX), extra=about(job_id))
             if not has_ended:
                 self.registry.put_broken(job_id, error)
             if isinstance(error, StorageUnavailableError):
@@ -480,6 +484,7 @@ class Dispatcher:
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
             hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
+            feed=self.feed,
         )
         service.start()
         self.registry.put(service)

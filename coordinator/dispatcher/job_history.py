@@ -10,13 +10,24 @@ from typing import Any, assert_never
 
 import msgspec
 
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner
+from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.recorder import HistoryRecorder, WriteHistory
 from holdfast.coordinator.history.records import describe_checkpoint
 from holdfast.coordinator.history.store import HistoryWriter
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    CheckpointFailed,
+    DrillEnded,
+    LabelChanged,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 from holdfast.coordinator.views import CheckpointView
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import JobPaths
@@ -27,9 +38,18 @@ logger = logging.getLogger(__name__)
 class JobHistory:
     """The history of one job that this process leads. `post` is called from any thread, all else by the job's turns."""
 
-    def __init__(self, setup: JobSetup, runner: FlowRunner, clock: Clock, post: Callable[[Callable[[], None]], None]) -> None:
-        """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it."""
+    def __init__(
+        self,
+        setup: JobSetup,
+        runner: FlowRunner,
+        clock: Clock,
+        post: Callable[[Callable[[], None]], None],
+        feed: HistoryFeed | None = None,
+    ) -> None:
+        """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it. `feed`: gets each record
+        as it is made."""
         self._setup = setup
+        self._feed = feed
         self._runner = runner
         self._clock = clock
         self._post = post
@@ -65,7 +85,10 @@ class JobHistory:
             self._recorder.end(self._clock.monotonic_ms())
 
     def _record(self, kind: str, facts: Mapping[str, Any]) -> None:
-        self._recorder.record(kind, facts, now_ms=self._clock.monotonic_ms(), wall_ms=self._clock.wall_ms())
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        number, line = self._recorder.record(kind, facts, now_ms=now_ms, wall_ms=wall_ms)
+        if self._feed is not None:
+            self._feed.publish(FedRecord(self._setup.job_id, self._setup.graph.name, self._setup.epoch, number, line))
 
     def advance(self) -> bool:
         """Begin the write that is due; False if none is."""
@@ -96,14 +119,16 @@ class JobHistory:
         if error is None or not isinstance(error, HoldfastError):
             if error is not None or not stored:
                 told = "its file is taken" if error is None else f"{type(error).__name__}: {error}"
-                logger.error("job %s: records of its history from %d on are lost: %s", self._setup.job_id, action.first, told)
+                facts = (self._setup.job_id, action.first, told)
+                logger.error("job %s: records of its history from %d on are lost: %s", *facts, extra=about(self._setup.job_id))
             self._is_failing = False
             self._recorder.written(action, now_ms)
             return
         is_kept = self._recorder.failed(action, now_ms)
         if not self._is_failing or not is_kept:
             then = "it is tried again" if is_kept else "its last records are lost"
-            logger.warning("job %s: its history can't be written, %s: %s", self._setup.job_id, then, error)
+            why = (self._setup.job_id, then, error)
+            logger.warning("job %s: its history can't be written, %s: %s", *why, extra=about(self._setup.job_id))
         self._is_failing = True
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -111,7 +136,8 @@ class JobHistory:
             act()
         except Exception:
             self._is_broken = True
-            logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True)
+            extra = about(self._setup.job_id)
+            logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True, extra=extra)
 
 
 def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
@@ -129,5 +155,9 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
         case RequestEnded():
             return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+        case LabelChanged():
+            return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+        case DrillEnded():
+            return "drill", note.facts
         case _:
             assert_never(note)

@@ -16,7 +16,16 @@ from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
 from holdfast.barriers.messages import FailureReason
 from holdfast.coordinator.jobmaster.job import JobSetup
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    CheckpointFailed,
+    DrillEnded,
+    LabelChanged,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 
 MESSAGE_CHARACTERS_MAX = 4_096
 """Characters of a line's message, and of each of its facts; a traceback may have ten times as many."""
@@ -37,6 +46,11 @@ def printable(text: str, characters_max: int = MESSAGE_CHARACTERS_MAX) -> str:
 def printable_fields(fields: Mapping[str, object]) -> dict[str, object]:
     """Facts of a line by name, with printable texts."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def about(job_id: str) -> dict[str, object]:
+    """`extra` of a line about a job, so that a JSON log has the id as a field of its own."""
+    return {"fields": {"job_id": job_id}}
 
 
 logger = logging.getLogger("holdfast.coordinator.jobs")
@@ -77,7 +91,8 @@ class JobLog:
                 self._write(level, event, text, msgspec.to_builtins(note))
 
     def _write(self, level: int, event: str, text: str, fields: Mapping[str, object]) -> None:
-        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields})
+        worker = {"worker": f"{self._job_id}_slot-{slot}"} if isinstance(slot := fields.get("slot"), int) and slot >= 0 else {}
+        extra = printable_fields({"event": event, "job_id": self._job_id, "job_name": self._name, **fields, **worker})
         told = (self._job_id, printable(self._name, JOB_NAME_CHARS_MAX), printable(text, TEXT_CHARACTERS_MAX))
         logger.log(level, "job %s (%s): %s", *told, extra={"fields": extra})
 
@@ -102,6 +117,13 @@ def _worded(note: Note) -> tuple[int, str, str]:
             return level, "checkpoint_failed", f"{kind} {note.checkpoint_id} failed, {note.reason.value}{why}"
         case RequestEnded():
             return _ended(note)
+        case LabelChanged():
+            done = "lost" if note.removed else "has"
+            return logging.INFO, "label_changed", f"checkpoint {note.checkpoint_id} {done} the label {note.label}"
+        case DrillEnded():
+            level = logging.INFO if note.facts["state"] == "passed" else logging.WARNING
+            why = note.facts["error"] or "; ".join(note.facts["problems"]) or f"{note.facts['rows']} rows were read"
+            return level, "drill_ended", f"drill of checkpoint {note.facts['checkpoint_id']} {note.facts['state']}: {why}"
         case _:
             assert_never(note)
 

@@ -20,16 +20,18 @@ from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.hook_calls import call_of, outcome_of
 from holdfast.coordinator.dispatcher.job_history import JobHistory
-from holdfast.coordinator.dispatcher.job_log import JobLog
+from holdfast.coordinator.dispatcher.job_log import JobLog, about
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.hooks.calls import HookPort, HookReply, HookVerdict
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.notes import StateChanged
+from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
@@ -64,9 +66,11 @@ class JobMasterRunner:
         inbox_events_max: int,
         view_interval_ms: int = VIEW_INTERVAL_MS,
         history: bool = False,
+        feed: HistoryFeed | None = None,
         hooks: HookPort | None = None,
     ) -> None:
-        """`history`: record what happens in the job's directory. `hooks`: its master hooks; None: it names none."""
+        """`history`: record what happens in the job's directory; `feed` gets each record as well. `hooks`: its master hooks; None:
+        it names none."""
         self._master = master
         self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
@@ -89,7 +93,7 @@ class JobMasterRunner:
         self._ended = threading.Event()
         self._failed = False
         self._hooks = hooks
-        self._history = JobHistory(master.setup, runner, clock, self._post_call) if history else None
+        self._history = JobHistory(master.setup, runner, clock, self._post_call, feed) if history else None
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -104,6 +108,10 @@ class JobMasterRunner:
     @property
     def slots(self) -> int:
         return self._master.setup.graph.slots_required
+
+    @property
+    def drill_interval_ms(self) -> int | None:
+        return self._master.setup.graph.config.drill_interval_ms
 
     @property
     def epoch(self) -> int:
@@ -159,6 +167,17 @@ class JobMasterRunner:
             subscription.number = ticket
             self._put(job_events.StreamOpened(ticket, slot, session, after))
         return subscription, future
+
+    @property
+    def state(self) -> str:
+        """Of the job, read beside its thread."""
+        return self._master.state.value
+
+    def bare_overview(self) -> JobOverviewView:
+        """What is known of the job without a view of it: in a list of all jobs it must not be missing."""
+        setup = self._master.setup
+        since_ms, slots = setup.started_ms, setup.graph.slots_required
+        return JobOverviewView(setup.job_id, setup.graph.name, self.state, since_ms, -1, since_ms, {}, slots, 0)
 
     def look(self) -> tuple[Look | None, Future[PublishedJob] | None]:
         """The newest view of the job, and the Future of the next one if that is too old. Takes no turn."""
@@ -245,7 +264,8 @@ class JobMasterRunner:
             self._handle(item)
             writes = self._history is not None and not self._closed and self._history.advance()
         except Exception:  # the end of a process, simulated or real, passes through
-            logger.critical("job %s: the core failed; this coordinator leads the job no more", self.job_id, exc_info=True)
+            text = "job %s: the core failed; this coordinator leads the job no more"
+            logger.critical(text, self.job_id, exc_info=True, extra=about(self.job_id))
             self._fail()
             return True
         finally:
@@ -329,7 +349,7 @@ class JobMasterRunner:
         """A flow has ended with its outcome, or with an unexpected error. From any thread."""
         if error is not None:
             self._failed = True
-            logger.critical("job %s: %s failed unexpectedly", self.job_id, name, exc_info=error)
+            logger.critical("job %s: %s failed unexpectedly", self.job_id, name, exc_info=error, extra=about(self.job_id))
             outcome = job_events.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.coordinator.checkpoints.stats import CapturedStats
+from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.records import CutView
 from holdfast.coordinator.jobmaster.execution import CapturedExecution, Execution
@@ -144,7 +145,7 @@ class JobPublisher:
         try:
             found = capture(master, self._changes, self._clock.wall_ms(), monotonic_ms=self._clock.monotonic_ms())
         except Exception:
-            logger.critical("job %s can't be shown", master.setup.job_id, exc_info=True)
+            logger.critical("job %s can't be shown", master.setup.job_id, exc_info=True, extra=about(master.setup.job_id))
         with self._lock:
             waiting, self._waiting = self._waiting, None
             self._captured_ms = self._clock.monotonic_ms()
@@ -237,6 +238,7 @@ def _numbers(master: JobMaster, totals: Totals, wall_ms: int) -> JobNumbersView:
         restarts_at_ms=lifecycle.restarts_at_ms,
         subtasks=lifecycle.execution.timeliness(SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else (),
         as_of_ms=wall_ms,
+        subtasks_beyond=max(0, lifecycle.execution.timed_count - SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else 0,
     )
 
 

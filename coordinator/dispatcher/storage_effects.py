@@ -45,6 +45,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
+from holdfast.coordinator.ownership.labels import Mark, begin_deletion
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.restore.finished import encode_finished, find_finished
 from holdfast.coordinator.restore.in_flight import assign_in_flight
@@ -286,7 +287,14 @@ class StorageEffects:
     def _drop(self, action: actions.DropCheckpoint) -> Flow[job_events.Event | None]:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            yield from drop_checkpoint(self._paths, action.checkpoint_id, action.shared, action.after)
+            if action.folder and (yield from self._is_labelled(action.checkpoint_id)):
+                return events.CheckpointKept(action.checkpoint_id)
+            shared, after = action.shared, action.after
+            for other in after:
+                if (yield from self._is_labelled(other)):
+                    shared, after = (), ()  # it stays, with the files that it shares
+                    break
+            yield from drop_checkpoint(self._paths, action.checkpoint_id, shared, after)
             if not action.folder and self._identity.graph.config.is_incremental:
                 yield from sweep_shared(self._paths, action.checkpoint_id)
         except FencedError as error:
@@ -295,11 +303,16 @@ class StorageEffects:
             return events.DropFailed(action.checkpoint_id, str(error))
         return events.CheckpointDropped(action.checkpoint_id)
 
+    def _is_labelled(self, checkpoint_id: int) -> Flow[bool]:
+        """Begin the deletion of a completed checkpoint, unless it has a label."""
+        mark = Mark(self._identity.nonce, self._wall_ms())
+        return bool((yield from begin_deletion(self._paths.checkpoint(checkpoint_id), mark)))
+
     def _release(self, action: Release) -> Flow[job_events.Event | None]:
         """Delete a snapshot that the job claimed, if it is still its own."""
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            yield from release_snapshot(action.folder, action.claim)
+            yield from release_snapshot(action.folder, action.claim, self._wall_ms())
         except FencedError as error:
             return job_events.LeadershipEnded(str(error))
         except HoldfastError as error:

@@ -31,6 +31,7 @@ from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
+from holdfast.coordinator.ownership.labels import Mark, begin_deletion, find_kept
 from holdfast.coordinator.restore.plan import check_graph, check_submission, derive_setup, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.statebackends.errors import (
@@ -139,14 +140,15 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     would restore a checkpoint that is being deleted."""
     paths = JobPaths(job_id)
     recorded = yield from read_job(paths)
-    if not find_leftovers(recorded) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
+    kept = yield from find_kept(recorded)
+    if not _free(recorded, kept) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
     job = yield from _fence_submissions(paths, takeover)
     if job.result is not None:
         yield from make_durable(paths.result(job.result.submission))
-    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in find_leftovers(job)]
+    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in _free(job, (yield from find_kept(job)))]
     yield InParallel(drops, [0] * len(drops))
     names = _shared_leftovers((yield from read_job(paths)))
     if names:
@@ -157,7 +159,8 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
 
 def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
     """Delete every checkpoint of an ended job with all files in their folders, aborted and half-deleted ones too; registers of
-    savepoints stay. Idempotent after a crash. Returns the ids of those that another job claimed: they are not this job's to delete.
+    savepoints stay. Idempotent after a crash. Returns the ids of those that stay: another job has claimed them, or a label keeps
+    them.
 
     Raises JobExistsError for a job that has not ended, NotFoundError."""
     paths = JobPaths(job_id)
@@ -167,7 +170,7 @@ def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
     job = yield from _fence_submissions(paths, takeover)
     check_ended(job)
-    kept = tuple(sorted(number for number in job.given if number in job.checkpoints))
+    kept = {*job.given, *(yield from find_kept(job))}
     for number, checkpoint in sorted(job.checkpoints.items()):
         if number not in kept and not isinstance(checkpoint.decision, SavepointRecord):
             yield from _drop_leftover(paths, checkpoint, takeover)
@@ -177,10 +180,13 @@ def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
         if found is not None and found not in job.checkpoints:  # what a deletion has left
             yield from check_leadership(paths, epoch)
             yield DeleteFolder(f"{job_id}/{name.rstrip('/')}")
-    if not kept:
+    left = yield from read_job(paths)
+    completed = left.with_fact(CheckpointFact.COMPLETED)
+    stay = tuple(sorted(each.checkpoint_id for each in completed if not isinstance(each.decision, SavepointRecord)))
+    if not stay:
         yield from check_leadership(paths, epoch)
-        yield from discard_shared(paths, (yield from read_job(paths)).shared)
-    return kept
+        yield from discard_shared(paths, left.shared)
+    return stay
 
 
 def check_ended(job: RecordedJob) -> None:
@@ -195,11 +201,20 @@ def check_ended(job: RecordedJob) -> None:
         )
 
 
+def _free(job: RecordedJob, kept: frozenset[int]) -> list[RecordedCheckpoint]:
+    """Leftovers that no label keeps. Others stay until theirs are removed, and are no reason to become the job's leader again."""
+    return [checkpoint for checkpoint in find_leftovers(job) if checkpoint.checkpoint_id not in kept]
+
+
 def _drop_leftover(paths: JobPaths, checkpoint: RecordedCheckpoint, takeover: Takeover) -> Flow[None]:
     """Delete one id that an ended job left, in any order with the others: its result knows them all."""
     yield from check_leadership(paths, takeover.epoch)
     if checkpoint.fact is CheckpointFact.UNDECIDED:  # claimed by a stale leader after the end
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+    if checkpoint.fact is CheckpointFact.COMPLETED:
+        folder = paths.checkpoint(checkpoint.checkpoint_id)
+        if (yield from begin_deletion(folder, Mark(takeover.nonce, takeover.now_ms))):
+            return  # it got a label meanwhile
     yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
 
 

@@ -10,8 +10,9 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
@@ -45,6 +46,10 @@ class Situation(msgspec.Struct, frozen=True):
     source_records: Mapping[str, int] | None = None
     """As in CutView, now."""
     is_processing_backlog: bool = False
+    looks: tuple[tuple[SubtaskKey, WorkerAnswer], ...] = ()
+    """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
+    drills: tuple[DrillView, ...] = ()
+    """Of the job's snapshots, newest first."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out
@@ -129,6 +134,7 @@ class CauseKind(StrEnum):
     LOST_WORKER = "lost_worker"
     HUNG_WORKER = "hung_worker"
     TASK_NOT_RUNNING = "task_not_running"
+    IN_FUNCTION = "in_function"
     # failed
     EXPIRED = "expired"
     DECLINED = "declined"

@@ -55,8 +55,10 @@ class HistoryRecorder:
         self.lost = 0
         """Records that were given up."""
 
-    def record(self, kind: str, facts: Mapping[str, Any], *, now_ms: int, wall_ms: int) -> None:
-        line = encode_line(self._next_number, wall_ms, kind, facts)
+    def record(self, kind: str, facts: Mapping[str, Any], *, now_ms: int, wall_ms: int) -> tuple[int, bytes]:
+        """Returns the record's number and line."""
+        number = self._next_number
+        line = encode_line(number, wall_ms, kind, facts)
         self._next_number += 1
         self._lines.append(line)
         self._size += len(line)
@@ -66,6 +68,7 @@ class HistoryRecorder:
         if self._writing is None:
             due_ms = now_ms if self._size >= WRITE_BYTES or self._is_ending else now_ms + WRITE_INTERVAL_MS
             self._due_ms = due_ms if self._due_ms is None else min(self._due_ms, due_ms)
+        return number, line
 
     def end(self, now_ms: int) -> None:
         """The job has ended here: what is left is due at once, and is given up after LAST_TRIES_MAX."""

@@ -37,7 +37,7 @@ class Line(msgspec.Struct, frozen=True):
     at_ms: int
     """Wall clock of the leader."""
     kind: str
-    """`leader`, `state`, `failure`, `restart`, `checkpoint`, `request`; others may follow."""
+    """`leader`, `state`, `failure`, `restart`, `checkpoint`, `request`, `label`, `drill`; others may follow."""
     facts: dict[str, Any]
 
 
@@ -183,3 +183,6 @@ class HistoryPage(msgspec.Struct, frozen=True):
     more: bool = False
     """There are further records now."""
     as_of_ms: int = -1
+    since: str = ""
+    """Of the newest records: `before` of the page in front of this one. What is there was not looked at, whatever kinds were asked
+    for; empty: nothing is in front."""

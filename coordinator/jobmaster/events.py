@@ -15,12 +15,15 @@ from holdfast.barriers.messages import (
     CheckpointKind,
     Heartbeat,
     InFlightRestore,
+    QuestionKind,
     RegisterWorker,
     StatusBatch,
     SubtaskKey,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
@@ -50,6 +53,24 @@ class StatesReceived(msgspec.Struct, frozen=True):
 class HeartbeatReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: Heartbeat
+
+
+class QuestionAsked(msgspec.Struct, frozen=True):
+    """Somebody asks a worker about itself; answered with its WorkerAnswer."""
+
+    ticket: int
+    slot: int
+    kind: QuestionKind
+    samples: int = 1
+    interval_ms: int = 0
+    """Of stacks, as in WorkerQuestion."""
+
+
+class AnswerReceived(msgspec.Struct, frozen=True):
+    """A worker answers a question."""
+
+    ticket: int
+    answer: WorkerAnswer
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
@@ -89,6 +110,22 @@ class SettingsRequested(msgspec.Struct, frozen=True):
     ticket: int
     settings: Mapping[str, SettingValue]
     """Name of a setting -> its new value; not checked yet."""
+
+
+class LabelNoted(msgspec.Struct, frozen=True):
+    """A user gave a snapshot of the job a label, or removed one: it is stored."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+    labelled: bool
+    """Whether the snapshot has a label now."""
+
+
+class DrillNoted(msgspec.Struct, frozen=True):
+    """A drill of a snapshot of the job has ended."""
+
+    drill: DrillView
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
@@ -184,6 +221,7 @@ StorageOutcome: TypeAlias = (
     | events.AbortLost
     | events.AbortFailed
     | events.CheckpointDropped
+    | events.CheckpointKept
     | events.DropFailed
 )
 
@@ -223,10 +261,14 @@ Event: TypeAlias = (
     | AckBatchReceived
     | StatesReceived
     | HeartbeatReceived
+    | QuestionAsked
+    | AnswerReceived
     | StreamOpened
     | StreamClosed
     | SnapshotRequested
     | SettingsRequested
+    | LabelNoted
+    | DrillNoted
     | ConfigWritten
     | ConfigTaken
     | ConfigFailed

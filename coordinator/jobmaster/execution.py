@@ -259,6 +259,11 @@ class Execution:
         timed = itertools.islice(self._timed.values(), count_max)
         return tuple(task.metrics for task in timed if task.state is TaskState.RUNNING and not task.drained)
 
+    @property
+    def timed_count(self) -> int:
+        """Subtasks that told such metrics."""
+        return len(self._timed)
+
     def metrics(self) -> tuple[SubtaskMetrics, ...]:
         return tuple(task.metrics for _, task in sorted(self._tasks.items()))
 

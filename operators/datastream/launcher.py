@@ -19,6 +19,8 @@ class CoordinatorClient(Protocol):
 
     url: str
     token: str | None
+    authorities: str | None
+    """Certificates that the client trusts, PEM: its workers do, too. None: those of the system."""
 
     def submit(self, submission: Submission) -> SubmissionAccepted: ...
 

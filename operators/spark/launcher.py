@@ -234,6 +234,7 @@ class SparkLauncher:
             cancellation_timeout_ms=plan.graph.config.cancellation_timeout_ms,
             advertised_host=self._advertised_host,
             directory_nonce=accepted.directory_nonce,
+            authorities=handle.client.authorities,
         )
         backend = self._access.backend(template, plan.graph.name, launch_key=launch_key)
         handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))

@@ -59,6 +59,7 @@ class WorkerTemplate:
     directory_nonce: str = ""
     spawn: int = 0
     launch_token: str = ""
+    authorities: str | None = None
 
     def launched(self, launch_key: str, slot: int, spawn: int) -> WorkerTemplate:
         """Template of one worker, with the proof that it was started by who has the key."""
@@ -105,6 +106,7 @@ def run_in_task(template: WorkerTemplate, slot: int) -> WorkerReport:
         directory_nonce=template.directory_nonce,
         spawn=template.spawn,
         launch_token=template.launch_token,
+        authorities=template.authorities,
     )
     left = run_worker(spec)
     return WorkerReport(left.reason, left.respawn, left.superseded)

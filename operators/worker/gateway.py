@@ -19,7 +19,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, assert_never
@@ -36,16 +36,19 @@ from holdfast.barriers.messages import (
     Heartbeat,
     NumberedCommand,
     Registered,
+    RegisterWorker,
     SubtaskMetrics,
     SubtaskStatus,
     WorkerCommand,
 )
 from holdfast.operators.task.context import Clock
-from holdfast.operators.worker.leader_retrieval import Target, is_safe_step, next_target
+from holdfast.operators.worker.answers import Answering
+from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.session import Session
 from holdfast.operators.worker.session_events import (
     AcksAnswered,
     Action,
+    AnswerQuestion,
     AnswerReady,
     CommandReceived,
     DeadlineReached,
@@ -63,11 +66,13 @@ from holdfast.operators.worker.session_events import (
     SendRegister,
     StatesAnswered,
     StatusChanged,
+    TakeSample,
     WorkerIdentity,
     inline_bytes,
     refuse_post,
     refuse_registration,
 )
+from holdfast.operators.worker.trust import authorities_of, client_context, transport_failure
 from holdfast.statebackends.errors import (
     ERROR_CLASSES,
     AuthenticationError,
@@ -122,24 +127,42 @@ class UnreachableError(HoldfastError):
     """The request got no answer."""
 
 
+class UntrustedError(UnreachableError):
+    """The request was not sent: TLS is missing on one side, or the certificate is not trusted."""
+
+
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
     """Address and token of the coordinator."""
 
     url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     state_directory: str | None = None
     """Directory in which a coordinator that restarted elsewhere writes its URL; None: it never moves, or this machine can't see the
     directory."""
+    authorities: str | None = None
+    """Certificates to trust, PEM; None: those that the coordinator published in its directory, or the system's."""
 
-    def current_url(self) -> str:
-        """URL in the state directory's file, if our token may be sent there, else the configured one."""
+    def __repr__(self) -> str:
+        return f"CoordinatorAddress({self.url!r})"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return split_urls(self.url) or (self.url,)
+
+    def recorded_url(self) -> str | None:
+        """URL in the state directory's file; None without one, or where our token may not be sent."""
         if self.state_directory is not None:
             path = os.path.join(self.state_directory, RUN_FILE)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
                 url = str(json.load(file)["url"]).rstrip("/")
-                return url if is_safe_step(self.url, url) else self.url
-        return self.url
+                return url if is_safe_step(self.urls[0], url) else None
+        return None
+
+    def current_url(self) -> str:
+        """URL in the state directory's file, if our token may be sent there, else the first configured one."""
+        return self.recorded_url() or self.urls[0]
 
 
 class CoordinatorHttp:
@@ -148,14 +171,22 @@ class CoordinatorHttp:
 
     def __init__(self, address: CoordinatorAddress, job_id: str, slot: int) -> None:
         self._address = address
+        self._addresses = MemberAddresses(address.urls)
         self._base = f"/v1/jobs/{job_id}/workers"
         self._slot = slot
-        self._target = Target(address.current_url())
+        self._target = Target(self._next_address())
         headers = {"Content-Type": "application/json"}
         if address.token:
             headers["Authorization"] = f"Bearer {address.token}"
         self._headers = headers
-        self._pool = urllib3.PoolManager(num_pools=4, maxsize=4, headers=headers, retries=False)
+        self._authorities = address.authorities
+        self._pool = self._new_pool()
+        self._said = ""
+        """What was last logged of TLS."""
+
+    def _new_pool(self) -> urllib3.PoolManager:
+        context = client_context(self._authorities or authorities_of(self._address.state_directory))
+        return urllib3.PoolManager(num_pools=4, maxsize=4, headers=self._headers, retries=False, ssl_context=context)
 
     @property
     def target(self) -> Target:
@@ -168,7 +199,27 @@ class CoordinatorHttp:
         if asked is not None and asked is not self._target:
             return
         answered = None if isinstance(error, UnreachableError) else error
-        self._target = next_target(self._target, answered, self._address.current_url)
+        self._target = next_target(self._target, answered, self._next_address)
+        if isinstance(error, UntrustedError) and self._authorities is None:
+            before, self._pool = self._pool, self._new_pool()  # one that has TLS since its restart published what to trust
+            before.clear()
+
+    def _unreachable(self, error: Exception, url: str) -> UnreachableError:
+        insecure = transport_failure(error, url)
+        if insecure is None:
+            return UnreachableError(str(error))
+        if insecure.message != self._said:
+            log.warning("%s", insecure)
+            self._said = insecure.message
+        return UntrustedError(insecure.message)
+
+    def learn(self, members: Sequence[str]) -> None:
+        """Take over what a coordinator says about its members; on the control thread, as `failed`."""
+        if members:
+            self._addresses.learn(members)
+
+    def _next_address(self) -> str:
+        return self._addresses.next(self._address.recorded_url())
 
     def post(self, path: str, message: Any, kind: type[T] | None) -> T | None:
         """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
@@ -187,7 +238,7 @@ class CoordinatorHttp:
         try:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(str(error)) from error
+            raise self._unreachable(error, target.url) from error
         check_answer(answer.status, answer.headers, answer.data)
         return None if kind is None else codec.decode(answer.data, kind)
 
@@ -204,7 +255,7 @@ class CoordinatorHttp:
                 preload_content=False,
             )
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(str(error)) from error
+            raise self._unreachable(error, self._target.url) from error
         if answer.status != 200:
             data = answer.read()
             answer.release_conn()
@@ -310,13 +361,16 @@ class Gateway:
         deliver: Callable[[WorkerCommand], None],
         metrics: Callable[[int], tuple[SubtaskMetrics, ...]],
         frames_refused: Callable[[], int] = lambda: 0,
+        answering: Answering | None = None,
         random_source: random.Random | None = None,
     ) -> None:
+        """`answering`: makes the answers to questions; without it the identity must name none."""
         self._identity = identity
         self._clock = clock
         self._deliver = deliver
         self._metrics = metrics
         self._frames_refused = frames_refused
+        self._answering = answering
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
         self._session = Session(identity, random_source or random.Random())
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -430,7 +484,7 @@ class Gateway:
                 return None
             case SendRegister(body=body):
                 self.rejection = None
-                return self._ask("register", lambda: RegistrationAnswered(self._post("/register", body, Registered)))
+                return self._ask("register", lambda: self._register(body))
             case PostAcks(body=acks):
                 if sum(map(inline_bytes, acks.items)) > BLOCK_BYTES:
                     self._large_number, self._is_sending = self._large_number + 1, True
@@ -442,8 +496,30 @@ class Gateway:
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
+            case TakeSample() | AnswerQuestion():
+                self._serve_question(action)
+                return None
             case _:
                 assert_never(action)
+
+    def _serve_question(self, action: TakeSample | AnswerQuestion) -> None:
+        """Whatever comes of it: heartbeats must go on."""
+        if self._answering is None:
+            return
+        try:
+            if isinstance(action, TakeSample):
+                self._answering.sample(action.question)
+            else:
+                self._http.post(f"/{self._identity.slot}/answers", self._answering.answer(action), None)
+        except HoldfastError as error:
+            log.debug("the answer to a question of the coordinator was lost: %s", error)
+        except Exception:
+            log.warning("a question of the coordinator could not be answered", exc_info=True)
+
+    def _register(self, body: RegisterWorker) -> Event:
+        registered = self._post("/register", body, Registered)
+        self._http.learn(registered.members)
+        return RegistrationAnswered(registered)
 
     def _post(self, path: str, message: Any, kind: type[T]) -> T:
         answer = self._http.post(path, message, kind)

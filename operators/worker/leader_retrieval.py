@@ -7,14 +7,20 @@ its leader by epoch and URL (NotLeaderError). The module reads no file and sends
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 FOLLOWED_MAX = 4
 """Most leaders followed in a row, each named by the one before; then the address is asked again."""
+
+MEMBERS_MAX = 32
+"""Addresses of members that are remembered, at most."""
+
+URL_CHARACTERS_MAX = 2_048
+"""Longer texts are no address of a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,10 @@ class Target:
     """Highest epoch whose leader was named and did not answer, and was not reached since; sent along with the next request."""
     followed: int = 0
     """Leaders that led here, one after the other."""
+    service_epoch: int = 0
+    """Epoch of the active one of several members, which another member named; 0: it was not."""
+    silent_service_epoch: int = 0
+    """Highest such epoch whose member did not answer: it is not followed again, since the one that names it does not know yet."""
 
 
 def next_target(target: Target, error: HoldfastError | None, address: Callable[[], str]) -> Target:
@@ -35,14 +45,61 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
 
     Epochs only rise along the leaders that are followed, so that no two coordinators can send a client back and forth. A result
     with an epoch above the target's may be asked at once; any other one after a pause. `address` is called only if needed."""
+    silent = max(target.service_epoch, target.silent_service_epoch) if error is None else target.silent_service_epoch
     if isinstance(error, NotLeaderError):
-        url, epoch = error.url, error.epoch
+        url, epoch, service_epoch = error.url, error.epoch, error.service_epoch
+        if isinstance(service_epoch, int):
+            return _next_member(target, url, service_epoch, address)
         if isinstance(url, str) and isinstance(epoch, int) and _may_follow(target, url.rstrip("/"), epoch):
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
     if error is None or isinstance(error, NotLeaderError):
-        return Target(address(), unreachable_epoch=max(target.epoch, target.unreachable_epoch))
+        unreachable = max(target.epoch, target.unreachable_epoch)
+        return Target(address(), unreachable_epoch=unreachable, silent_service_epoch=silent)
     # The target was reached. To go on reporting it as unreachable for an old failure would take the job from a live leader.
     return Target(address(), unreachable_epoch=target.unreachable_epoch if target.unreachable_epoch > target.epoch else 0)
+
+
+def _next_member(target: Target, url: object, service_epoch: int, address: Callable[[], str]) -> Target:
+    """A member that stands by named the active one. Their epochs are none of a job's, whose leader's unreachable one is kept."""
+    known = max(target.service_epoch, target.silent_service_epoch)
+    is_onward = service_epoch > known and target.followed < FOLLOWED_MAX
+    if isinstance(url, str) and is_onward and url.rstrip("/") != target.url and is_safe_step(target.url, url.rstrip("/")):
+        return replace(target, url=url.rstrip("/"), epoch=0, followed=target.followed + 1, service_epoch=service_epoch)
+    return Target(
+        address(), unreachable_epoch=target.unreachable_epoch, silent_service_epoch=target.silent_service_epoch
+    )
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    """URLs of coordinators as a setting has them: one, or several with commas between."""
+    return tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+
+
+class MemberAddresses:
+    """Addresses of the coordinators of which any may be active: each is asked in turn. Not thread-safe."""
+
+    def __init__(self, configured: Sequence[str]) -> None:
+        """`configured`: at least one; the first is asked first."""
+        self._configured = tuple(dict.fromkeys(configured))
+        self._members: tuple[str, ...] = ()
+        self._asked = -1
+
+    def learn(self, members: Sequence[str]) -> None:
+        """Take over what a coordinator says about its members; of those where our token may go, MEMBERS_MAX at most."""
+        known = (url for url in members[: 2 * MEMBERS_MAX] if len(url) <= URL_CHARACTERS_MAX)
+        safe = (url.rstrip("/") for url in known if is_safe_step(self._configured[0], url))
+        self._members = tuple(dict.fromkeys(safe))[:MEMBERS_MAX]
+
+    def next(self, recorded: str | None) -> str:
+        """The next one. `recorded`: what the state directory says, if this machine sees it; it is asked every other time."""
+        known = tuple(dict.fromkeys((*self._configured, *self._members)))
+        if recorded is not None:
+            others = [url for url in known if url != recorded]
+            self._asked += 1
+            turn, is_other = divmod(self._asked, 2)
+            return others[turn % len(others)] if is_other and len(known) > 1 and others else recorded
+        self._asked += 1
+        return known[self._asked % len(known)]
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:

@@ -32,10 +32,14 @@ from holdfast.operators.pickling import dumps_by_value
 from holdfast.operators.task.context import Pool
 from holdfast.operators.task.pool import RunQueueDelay, SystemClock, ThreadPool
 from holdfast.operators.task.subtask import Report
+from holdfast.operators.worker.answers import QUESTIONS, Answering
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
+from holdfast.operators.worker.kept_log import keeping_log
+from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.stacks import StackSampler
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import DIRECTORY_FILE
@@ -70,6 +74,7 @@ class WorkerSpec:
     submission: int
     task_attempt: int
     coordinator_url: str
+    """One URL, or those of several members with commas between."""
     token: str | None
     state_directory: str
     plan: bytes
@@ -89,6 +94,8 @@ class WorkerSpec:
     """1, 2, 3 ... per slot: number of this start of the slot's worker."""
     launch_token: str = ""
     """Proof of the spawn for the coordinator: see barriers/launches.py."""
+    authorities: str | None = None
+    """Certificates that it trusts, PEM; None: what the coordinator's directory has, or those of the system."""
     unix_sockets: bool = True
     """False: peers on the same host use the port, and encryption, too."""
 
@@ -140,7 +147,7 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     opened.callback(folder.delete)
     clock = SystemClock()
     storage = open_storage(spec.state_directory)
-    host = spec.advertised_host or route_address(spec.coordinator_url)
+    host = spec.advertised_host or route_address(split_urls(spec.coordinator_url)[0])
     pool = ThreadPool()
     opened.callback(pool.close, 1.0)
     transport = opened.enter_context(_transport(spec, host, folder.path))
@@ -158,10 +165,7 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     opened.callback(delay.close)
     worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery, delay)
     address, identity = _address(spec, directory_nonce), _identity(spec, nonce, host, directory_nonce, transport)
-    gateway = Gateway(
-        identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
-    )
-    opened.callback(gateway.close)
+    gateway = _gateway(identity, address, clock, worker, opened)
     watch = Watch(spec, parent, worker, gateway, clock)
     opened.callback(watch.stop)
     watch.start()
@@ -175,6 +179,26 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     return reason
 
 
+def _gateway(
+    identity: WorkerIdentity, address: CoordinatorAddress, clock: SystemClock, worker: Worker, opened: contextlib.ExitStack
+) -> Gateway:
+    """The way to the coordinator, also for its questions about this thread, which is the loop's, and about the log from here on."""
+    log = opened.enter_context(keeping_log((address.token or "", identity.launch_token)))
+    native_id = threading.get_native_id()
+    sampler = StackSampler(threading.get_ident(), lambda: worker.working_for, loop_native_id=native_id)
+    gateway = Gateway(
+        identity,
+        address,
+        clock,
+        deliver=worker.post,
+        metrics=worker.metrics_of,
+        frames_refused=lambda: worker.frames_refused,
+        answering=Answering(identity.slot, sampler, log),
+    )
+    opened.callback(gateway.close)
+    return gateway
+
+
 def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> LocalRecovery:
     """Local copies of the job's state on this host, under the state directory's path and nonce: another directory may get the same
     path."""
@@ -185,7 +209,8 @@ def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> Local
 def _address(spec: WorkerSpec, directory_nonce: str) -> CoordinatorAddress:
     """Address of the coordinator; a different state directory at the same path says nothing about it."""
     is_shared = spec.directory_nonce in ("", directory_nonce)
-    return CoordinatorAddress(spec.coordinator_url, spec.token, spec.state_directory if is_shared else None)
+    directory = spec.state_directory if is_shared else None
+    return CoordinatorAddress(spec.coordinator_url, spec.token, directory, spec.authorities)
 
 
 def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, transport: ZmqTransport) -> WorkerIdentity:
@@ -204,6 +229,7 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
         spawn=spec.spawn,
         launch_token=spec.launch_token,
         fingerprint=fingerprint_of(os.getpid()),
+        questions=QUESTIONS,
     )
 
 

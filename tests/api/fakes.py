@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,24 +32,35 @@ from holdfast.barriers.messages import (
     AckBatch,
     AckStatus,
     CheckpointKind,
+    CodeLine,
     Heartbeat,
+    LogTail,
     NumberedCommand,
+    QuestionKind,
     Registered,
     RegisterWorker,
+    SampledStack,
     StatusBatch,
     SubtaskMetrics,
     TaskState,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.drills.records import DrillState, DrillView
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
+from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import CheckpointCost, Cost, Requests
+from holdfast.coordinator.ownership.labels import LabelList, LabelView, check_label
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -70,6 +81,7 @@ from holdfast.coordinator.views import (
     TriggerView,
     VertexCheckpointView,
     VertexView,
+    WholeJobView,
     WorkerView,
 )
 from holdfast.statebackends.errors import NotFoundError
@@ -189,6 +201,26 @@ def make_stats() -> CheckpointStatsView:
     )
 
 
+def make_answer(kind: QuestionKind) -> WorkerAnswer:
+    """The loop works for the sink, in a function that sleeps, and twice in one that computes."""
+    answer = WorkerAnswer(1, 0, "s1", 2, "q1", kind.value)
+    if kind is QuestionKind.LOG:
+        return msgspec.structs.replace(answer, log=LogTail("INFO one\nWARNING two\n", 6_500, 3))
+    code = (
+        CodeLine("Worker.run", "/p/loop.py", 10, own=True),
+        CodeLine("slow", "/job.py", 42),
+        CodeLine("quick", "/job.py", 50),
+        CodeLine("ThreadPool._serve", "/p/pool.py", 9, own=True),
+    )
+    stacks = (
+        SampledStack("pool", (3,), 20, 0, 19, idle=True),
+        SampledStack("MainThread", (0, 1), 12, 1, 10, SINK, 0),
+        SampledStack("MainThread", (0, 2), 6, 6, 0, SINK, 0),
+        SampledStack("MainThread", (0,), 2, 0, 2, SOURCE, 0),
+    )
+    return msgspec.structs.replace(answer, samples=20, sampled_ms=1_000, code=code, stacks=stacks)
+
+
 class FakeSubscription:
     """A command stream that a test feeds."""
 
@@ -235,6 +267,17 @@ class FakeSubscription:
         self._notify()
 
 
+def make_drill(checkpoint_id: int, state: DrillState = DrillState.RUNNING) -> DrillView:
+    return DrillView("d" * 32, checkpoint_id, CheckpointKind.CHECKPOINT, f"/state/{JOB}/chk-{checkpoint_id}", state, "user", 8_000)
+
+
+def make_cost() -> Cost:
+    """One checkpoint of 3 GiB, of which 1 GiB is shared, each minute."""
+    one = CheckpointCost(7, "checkpoint", ("x",), 2 << 30, 1 << 30, 10, 4)
+    requests = Requests(60.0, 600.0, 180.0, 60.0, 500.0)
+    return Cost(JOB, 9_000, 4 << 30, 2 << 30, 1 << 30, 0, 1 << 30, 12, 6, 600, (one,), requests)
+
+
 @dataclass
 class FakeCoordinator:
     """Answers from its fields; raises `error` instead, once it is set."""
@@ -250,9 +293,13 @@ class FakeCoordinator:
     overviews: tuple[JobOverviewView, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
     page: HistoryPage = field(default_factory=lambda: HistoryPage(()))
+    feed: HistoryFeed = field(default_factory=HistoryFeed)
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
     pressure: tuple[SubtaskMetrics, ...] = ()
+    labelled: dict[str, LabelView] = field(default_factory=dict)
+    drilled: list[DrillView] = field(default_factory=list)
+    costs: Cost = field(default_factory=lambda: make_cost())
 
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
@@ -321,6 +368,12 @@ class FakeCoordinator:
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._later(1, "heartbeat", job_id, message)
 
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._later(None, "answer", job_id, answer)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._later(AnswerView(make_answer(question.kind), 7_000), "ask", question.job_id, question.slot, question.kind)
+
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
         self._called("request_checkpoint", job_id, trigger_id, *(() if mode == AS_CONFIGURED else (mode,)))
         mode.checked(self.config)
@@ -388,6 +441,16 @@ class FakeCoordinator:
         self._called("job", job_id)
         return make_job(self.state, self.pressure)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return WholeJobView(self.job(job_id), self.checkpoints(job_id))
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        known = [job for job in self.jobs() if (job_ids is None or job.job_id in job_ids) and not (live_only and job.is_terminal)]
+        return tuple(
+            WholeJobView(msgspec.structs.replace(self.job(job.job_id), overview=job), self.checkpoints(job.job_id))
+            for job in sorted(known, key=lambda each: -each.start_ms)
+        )
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         self._called("checkpoints", job_id)
         return make_stats()
@@ -398,12 +461,6 @@ class FakeCoordinator:
         if not found:
             raise NotFoundError(f"no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return found[0]
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        vertices = self.checkpoint(job_id, checkpoint_id).vertices
-        if vertex not in vertices:
-            raise NotFoundError(f"no vertex {vertex}", job=job_id, vertex=vertex)
-        return vertices[vertex]
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)
@@ -418,6 +475,35 @@ class FakeCoordinator:
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         self._called("history", job_id, query)
         return self.page
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        self._called("drill", job_id, checkpoint_id)
+        self.drilled.insert(0, make_drill(checkpoint_id or 7))
+        return self.drilled[0]
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        self._called("drills", job_id)
+        return tuple(self.drilled)
+
+    def cost(self, job_id: str) -> Cost:
+        self._called("cost", job_id)
+        return self.costs
+
+    def labels(self, job_id: str) -> LabelList:
+        self._called("labels", job_id)
+        return LabelList(tuple(self.labelled.values()))
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        self._called("add_label", job_id, checkpoint_id, label)
+        check_label(label)
+        kind = CheckpointKind.CHECKPOINT
+        return self.labelled.setdefault(label, LabelView(label, checkpoint_id, kind, f"/state/{job_id}/chk-{checkpoint_id}", 7_000))
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        self._called("remove_label", job_id, label, checkpoint_id)
+        if label not in self.labelled:
+            raise NotFoundError(f"job {job_id} has no label {label!r}; it has none", job=job_id)
+        return (self.labelled.pop(label),)
 
     def health(self, job_id: str) -> HealthView:
         self._called("health", job_id)

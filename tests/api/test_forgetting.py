@@ -31,7 +31,9 @@ from holdfast.coordinator.ha.records import (
     SubmissionRecord,
     encode_record,
 )
+from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.snapshot.metadata import encode_metadata
@@ -302,6 +304,20 @@ def test_it_runs_beside_a_coordinator_and_a_submission_that_came_before_it_is_sa
     with pytest.raises(hf.JobExistsError):
         run_flow(erase_checkpoints(JOB, Starter("late", "", "", 1)), storage)
     assert (other / paths.checkpoint(7) / "_metadata").exists()
+
+
+def test_what_a_label_keeps_or_another_job_has_stays_and_the_certificate_is_not_complete(tmp_path: Path) -> None:
+    storage = LocalStorage(make_job(tmp_path))
+    run_flow(add_label(JobPaths(JOB), 6, "audit", Mark("n", 1)), storage)
+    run_flow(add_label(JobPaths(JOB), 4, "audited", Mark("n", 1)), RoutedStorage(storage))
+    certificate = forgotten(tmp_path)
+    assert not certificate.is_complete
+    assert certificate.kept[f"{storage.root}/{JOB}/chk-6"] == "another job has claimed it, or a label keeps it"
+    assert "audited" in certificate.kept[str(tmp_path / "savepoints" / "savepoint-4")]
+    for number, label in ((6, "audit"), (4, "audited")):
+        run_flow(remove_label(JobPaths(JOB), label, Mark("n", 2), number), RoutedStorage(storage))
+    assert forgotten(tmp_path).is_complete
+    assert files_with(tmp_path, KEY) == []
 
 
 def test_copies_on_this_host_are_deleted_unless_their_worker_lives(tmp_path: Path) -> None:

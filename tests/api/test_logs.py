@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from holdfast.api.logs import LOGGERS, writing_log
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers.jobgraph import Submission
-from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, JobLog, printable
-from holdfast.coordinator.notes import StateChanged
+from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, JobLog, about, printable
+from holdfast.coordinator.notes import AttemptFailed, StateChanged
 from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
@@ -300,3 +301,33 @@ def test_an_embedded_coordinator_tells_a_driver_without_logging_of_jobs_that_hav
         JobLog("theirs", "theirs").write([StateChanged("FAILED", "RUNNING", "why")])
     assert "job theirs (theirs): FAILED, was RUNNING: why" in capsys.readouterr().err
     assert not jobs.filters
+
+
+def test_each_request_has_an_id_in_its_answer_and_in_what_it_brings(served: Served, coordinator: FakeCoordinator) -> None:
+    stream = io.StringIO()
+    with writing_log("info", "json", stream=stream, everything=False):
+        mine = served.request("POST", f"/v1/jobs/{JOB}/checkpoints", {}, headers={"X-Request-Id": "my-own.1"})
+        other = served.request("POST", f"/v1/jobs/{JOB}/checkpoints", {}, headers={"X-Request-Id": 'no"t fit'})
+        refused = served.http.request("GET", f"{served.url}/v1/jobs/overview")
+        coordinator.error = ZeroDivisionError("planted")
+        failed = served.request("GET", f"/v1/jobs/{JOB}")
+    assert mine.headers["X-Request-Id"] == "my-own.1"
+    ids = [answer.headers["X-Request-Id"] for answer in (mine, other, refused, failed)]
+    assert len(set(ids)) == 4
+    assert all(re.fullmatch(r"[0-9a-f]{16}", each) for each in ids[1:])
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = [line["request_id"] for line in lines if line.get("event") == "request"]
+    assert told == ids[:2]
+    assert [line["request_id"] for line in lines if "ZeroDivisionError" in line.get("traceback", "")] == [ids[3]]
+
+
+def test_a_line_about_a_worker_names_it_as_rest_does() -> None:
+    stream = io.StringIO()
+    with writing_log("info", "json", stream=stream, everything=False):
+        log = JobLog(JOB, "flights")
+        log.write([AttemptFailed(3, "ValueError: no", 1, 0, "v", 2, slot=1), AttemptFailed(4, "gone", 2, None)])
+        logging.getLogger("holdfast.coordinator.x").warning("it fails", extra=about(JOB))
+    first, second, third = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["job_id"], first["attempt"], first["worker"]) == (JOB, 3, f"{JOB}_slot-1")
+    assert "worker" not in second
+    assert third["job_id"] == JOB

@@ -33,6 +33,8 @@ class Processes:
         self._environment = environment
         self.logs = network.folder / "logs"
         self.logs.mkdir()
+        self.local = network.disk / "holdfast"
+        """Where, on each host, a coordinator keeps what clients of that host need."""
 
     def start(
         self, host: str, name: str, *command: str, reads: bool = False, variables: Mapping[str, str] = MappingProxyType({})
@@ -44,7 +46,7 @@ class Processes:
             **inherited,
             "TMPDIR": str(disk / "tmp"),
             "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={disk / 'tmp'}",
-            "HOLDFAST_LOCAL_DIR": str(disk / "holdfast"),
+            "HOLDFAST_LOCAL_DIR": str(self.local),
             "SPARK_LOCAL_IP": self._network.address(host),
             "PYSPARK_PYTHON": sys.executable,  # `spark.pyspark.python` is read by spark-submit alone
             "PYTHONPATH": str(ROOT),

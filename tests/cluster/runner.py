@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.api.settings import local_folder
+from holdfast.statebackends.layout import CA_FILE
 from tests.cluster.job import Options
 from tests.cluster.network import Network
 from tests.cluster.plan import DRIVER, STORAGE, WORKERS, Cut, Kind
@@ -22,6 +24,7 @@ from tests.cluster.processes import Driver, Processes, RunError
 from tests.cluster.storage import BUCKET, PORT
 from tests.s3_server import CREDENTIALS
 
+STATE = f"s3://{BUCKET}/state"
 COORDINATOR_PORT = 8080
 MASTER_PORT = 7077
 CONNECT_PORT = 15002
@@ -73,7 +76,10 @@ class Runner:
     def run(self) -> tuple[list[Observed], dict[str, Any]]:
         """What the cuts did, and what the comparison found. Raises RunError."""
         self._start_servers()
-        driver = Driver(self.processes.python(DRIVER, "tests.cluster.job", self._job_options(), reads=True))
+        trusted = {"HOLDFAST_CA": str(local_folder(STATE, {"HOLDFAST_LOCAL_DIR": str(self.processes.local)}) / CA_FILE)}
+        driver = Driver(
+            self.processes.python(DRIVER, "tests.cluster.job", self._job_options(), reads=True, variables=trusted)
+        )
         driver.wait_for(lambda told: told.get("checkpoint", 0) > 0, "the first checkpoint", START_S)
         self._say(f"the job runs: {PARALLELISM} workers, {self._rows:,} rows")
         observed = [self._cut(driver, number, cut) for number, cut in enumerate(self._cuts, 1)]
@@ -88,8 +94,8 @@ class Runner:
         address = self._network.address
         self.processes.python(STORAGE, "tests.cluster.storage", address(STORAGE), str(PORT))
         self._await_port(STORAGE, PORT)
-        state, serve = f"s3://{BUCKET}/state", ("serve", "--json", "--host", address(DRIVER), "--port", str(COORDINATOR_PORT))
-        command = (sys.executable, "-m", "holdfast", *serve, "--state-dir", state)
+        serve = ("serve", "--json", "--host", address(DRIVER), "--port", str(COORDINATOR_PORT))
+        command = (sys.executable, "-m", "holdfast", *serve, "--state-dir", STATE)
         self.processes.start(DRIVER, "coordinator", *command, variables={"HOLDFAST_TOKEN": self._token})
         if self._with_spark:
             self._start_spark()
@@ -134,7 +140,7 @@ class Runner:
             rows=self._rows,
             rows_per_second=ROWS_PER_SECOND,
             parallelism=PARALLELISM,
-            coordinator=f"http://{network.address(DRIVER)}:{COORDINATOR_PORT}",
+            coordinator=f"https://{network.address(DRIVER)}:{COORDINATOR_PORT}",
             token=self._token,
             output=self._output,
             spark={} if self._connect else self._settings() if self._with_spark else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from holdfast.api.client import RestClient
+from holdfast.api.settings import client_settings
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.launches import draw_secret, launch_token
 from holdfast.operators.base import JobPlan
@@ -73,7 +74,8 @@ class PlainLauncher:
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         assert options.coordinator_url is not None
-        client = RestClient(options.coordinator_url, options.token)
+        found = client_settings(os.environ, url=options.coordinator_url, token=options.token)
+        client = RestClient(found.url, found.token, authorities=found.authorities)
         key = draw_secret()
         accepted = client.submit(Submission(plan.graph, driver_nonce=uuid4().hex, launch_key=key))
         with modules_by_value(user_modules()):
@@ -89,6 +91,7 @@ class PlainLauncher:
             plan=pickled,
             local_directory="",
             directory_nonce=accepted.directory_nonce,
+            authorities=client.authorities,
         )
         backend = ProcessBackend(spec, self._hosts, self._folder, key)
         handle = SparkJobHandle(

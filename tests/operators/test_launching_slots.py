@@ -76,7 +76,8 @@ class Cluster:
         patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
         patch.setattr(spark, "SlotRunner", lambda *_, **__: None)
         patch.setattr(SlotSupervisor, "of", lambda *_: None)
-        connection = SimpleNamespace(client=SimpleNamespace(url="", token=None, submit=self._submit), close=lambda: None)
+        client = SimpleNamespace(url="", token=None, authorities=None, submit=self._submit)
+        connection = SimpleNamespace(client=client, close=lambda: None)
         self._launcher = SparkLauncher(SimpleNamespace(sparkContext=context), lambda _: connection)  # type: ignore[arg-type,return-value]
 
     def launch(self, slots: int, **wanted: Any) -> Any:

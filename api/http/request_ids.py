@@ -1,0 +1,41 @@
+"""ASGI middleware: each request has an id, in its answer and in every line of a JSON log that it brings.
+
+The caller's own id is taken if it is fit for a line of a log; anything else is replaced, not refused."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.api.logs import REQUEST_ID
+
+HEADER = b"x-request-id"
+
+_FIT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class NameRequests:
+    """The outermost middleware: whatever refuses a request does so under its id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for key, value in scope["headers"] if key == HEADER), b"")
+        name = given if _FIT.fullmatch(given) else secrets.token_hex(8).encode()
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (HEADER, name)]}
+            await send(message)
+
+        token = REQUEST_ID.set(name.decode())
+        try:
+            await self._app(scope, receive, named)
+        finally:
+            REQUEST_ID.reset(token)

@@ -1,0 +1,1 @@
+"""Several coordinators on one state directory: which one is active, and what the others do meanwhile."""

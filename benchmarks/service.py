@@ -1,0 +1,232 @@
+"""One sidecar under its largest loads: 10,000 subtasks of one job, 200 jobs, and 20 people who look on.
+
+The sidecar is a real `holdfast serve` on one core; workers that only speak have another. Each acknowledges every checkpoint as soon
+as it is triggered and sends its heartbeats. What a checkpoint takes is read from the job's history.
+
+    python -m benchmarks.service [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import urllib3
+
+from benchmarks.acks import Row, Sidecar, Speaker, make_graph, measure_one, serving, speaking
+from holdfast.api.client import RestClient
+from holdfast.barriers.jobgraph import JobGraph, Submission
+from holdfast.barriers.messages import TriggerCheckpoint
+
+INTERVAL_MS = 1_000
+BEAT_S = 2.0
+ACKS_AT_ONCE = 256
+DASHBOARDS, LOOK_S = 20, 2.0
+
+LOOKS_AT = ("", "/checkpoints", "/health", "/series?metric=records_in")
+"""What a page of a job asks for, below `/v1/jobs/<id>`."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """`jobs` of `workers` workers each with `vertices` subtasks, and what is asked of their sidecar."""
+
+    name: str
+    jobs: int
+    workers: int
+    vertices: int
+    rss_mib_max: int
+    p99_ms_max: int = 800
+    completed_min: float = 0.99
+
+
+LOADS = (Load("10,000 subtasks", 1, 250, 40, 400), Load("200 jobs", 200, 1, 16, 600))
+
+
+class SpokenJob:
+    """A running job that checkpoints every second, a thread for each of its workers."""
+
+    def __init__(self, sidecar: Sidecar, client: RestClient, graph: JobGraph, load: Load) -> None:
+        accepted = client.submit(Submission(graph, fresh=True))
+        self.job_id = accepted.job_id
+        workers = range(load.workers)
+        self._speakers = [Speaker(sidecar.url, sidecar.token, self.job_id, slot, load.workers, load.vertices) for slot in workers]
+        self._ending = threading.Event()
+        facts = (accepted.submission, accepted.directory_nonce)
+        self._threads = [threading.Thread(target=self._speak, args=(speaker, *facts), daemon=True) for speaker in self._speakers]
+        for thread in self._threads:
+            thread.start()
+
+    def _speak(self, speaker: Speaker, submission: int, nonce: str) -> None:
+        speaker.start(self.job_id, submission, nonce)
+        speaker.deploy()
+        last, count = time.monotonic(), 0
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            for command in speaker.commands():
+                if self._ending.is_set():
+                    return
+                if isinstance(command, TriggerCheckpoint):
+                    speaker.post_acks(speaker.encode_acks(command, ACKS_AT_ONCE))
+                if time.monotonic() - last >= BEAT_S:
+                    last, count = time.monotonic(), count + 1
+                    speaker.beat(count)
+
+    def close(self, client: RestClient) -> None:
+        self._ending.set()
+        client.cancel(self.job_id)
+        for thread in self._threads:
+            thread.join(30)
+        for speaker in self._speakers:
+            speaker.close()
+
+
+def measure_load(load: Load, seconds: float) -> Row:
+    """Checkpoints of all jobs in `seconds`, and the memory of the sidecar at a third of the time and at its end."""
+    cores = sorted(os.sched_getaffinity(0))
+    with serving() as sidecar, _pinned(sidecar, cores):
+        client = RestClient(sidecar.url, sidecar.token)
+        jobs = [SpokenJob(sidecar, client, _graph(load, number), load) for number in range(load.jobs)]
+        try:
+            _await_running(client, jobs)
+            began_ms, cpu = time.time() * 1000, sidecar.cpu_seconds()
+            time.sleep(seconds / 3)
+            rss_early = sidecar.process.memory_info().rss
+            time.sleep(seconds * 2 / 3)
+            rss_late = sidecar.process.memory_info().rss
+            cpu, ended_ms = sidecar.cpu_seconds() - cpu, time.time() * 1000
+            completed, durations = _completed(client, jobs, began_ms, ended_ms)
+        finally:
+            for job in jobs:
+                job.close(client)
+            client.close()
+    expected = int(load.jobs * (ended_ms - began_ms) / INTERVAL_MS)
+    return _judged(load, completed / expected, durations, (rss_early >> 20, rss_late >> 20), cpu / seconds)
+
+
+def _graph(load: Load, number: int) -> JobGraph:
+    graph = make_graph(load.workers, load.vertices)
+    config = msgspec.structs.replace(graph.config, checkpoint_interval_ms=INTERVAL_MS)
+    return msgspec.structs.replace(graph, name=f"{load.name}-{number}", config=config)
+
+
+@contextlib.contextmanager
+def _pinned(sidecar: Sidecar, cores: list[int]) -> Iterator[None]:
+    """The sidecar on the first core, and this process on the others, if there are any."""
+    for thread in os.listdir(f"/proc/{sidecar.process.pid}/task"):
+        os.sched_setaffinity(int(thread), cores[:1])
+    os.sched_setaffinity(0, cores[1:] or cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _await_running(client: RestClient, jobs: list[SpokenJob]) -> None:
+    deadline = time.monotonic() + 120
+    while any(job["state"] != "RUNNING" for job in client.jobs()) or len(client.jobs()) < len(jobs):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the jobs do not run")
+        time.sleep(0.2)
+
+
+def _completed(client: RestClient, jobs: list[SpokenJob], began_ms: float, ended_ms: float) -> tuple[int, list[float]]:
+    """How many checkpoints completed between two times, and how long each took."""
+    time.sleep(6)  # The history is written behind, every five seconds.
+    durations = []
+    for job in jobs:
+        after, more = "", True
+        while more:
+            page = client.history(job.job_id, after=after, kinds=("checkpoint",), limit=1_000)
+            after, more = page["next"], page["more"]
+            facts = [record["facts"] for record in page["records"] if began_ms <= record["at_ms"] <= ended_ms]
+            durations += [float(each["duration_ms"]) for each in facts if each["status"] == "COMPLETED"]
+    return len(durations), durations
+
+
+def _judged(load: Load, share: float, durations: list[float], rss_mib: tuple[int, int], cores: float) -> Row:
+    p99 = statistics.quantiles(durations, n=100)[98] if len(durations) > 1 else float("inf")
+    met = share >= load.completed_min and p99 <= load.p99_ms_max and max(rss_mib) <= load.rss_mib_max
+    return {
+        "load": load.name,
+        "completed_of_expected": round(share, 3),
+        "p50_ms": round(statistics.median(durations), 1) if durations else None,
+        "p99_ms": round(p99, 1),
+        "p99_ms_max": load.p99_ms_max,
+        "rss_mib": f"{rss_mib[0]} -> {rss_mib[1]}",
+        "rss_mib_max": load.rss_mib_max,
+        "sidecar_cores": round(cores, 2),
+        "met": met,
+    }
+
+
+class Dashboard(threading.Thread):
+    """Somebody who looks at a job: each page's reads every two seconds, with what was seen last as `If-None-Match`."""
+
+    def __init__(self, sidecar: Sidecar, job_id: str) -> None:
+        super().__init__(daemon=True)
+        self._base = f"{sidecar.url}/v1/jobs/{job_id}"
+        self._pool = urllib3.PoolManager(headers={"Authorization": f"Bearer {sidecar.token}"}, retries=False)
+        self._seen: dict[str, str] = {}
+        self.ending = threading.Event()
+        self.looks = 0
+
+    def run(self) -> None:
+        while not self.ending.wait(LOOK_S):
+            for path in LOOKS_AT:
+                headers = {**self._pool.headers, "If-None-Match": self._seen.get(path, '"none"')}
+                answer = self._pool.request("GET", self._base + path, headers=headers)
+                if answer.status not in (200, 304):
+                    raise RuntimeError(f"{path}: {answer.status} {answer.data[:200]!r}")
+                self._seen[path] = answer.headers.get("ETag", '"none"')
+                self.looks += 1
+
+
+@contextlib.contextmanager
+def looking(sidecar: Sidecar, job_id: str, count: int) -> Iterator[list[Dashboard]]:
+    dashboards = [Dashboard(sidecar, job_id) for _ in range(count)]
+    for each in dashboards:
+        each.start()
+    try:
+        yield dashboards
+    finally:
+        for each in dashboards:
+            each.ending.set()
+            each.join(10)
+
+
+def measure_dashboards(seconds: float, rounds: int) -> Row:
+    """Acknowledgements a second, alone and beside 20 dashboards, in turn: the medians."""
+    alone, beside, looks = [], [], 0
+    with serving() as sidecar, speaking(sidecar, 4) as (_, watched, _speakers):
+        for _ in range(rounds):
+            alone.append(measure_one(sidecar, 4, ACKS_AT_ONCE, seconds)["acks_per_second"])
+            with looking(sidecar, watched, DASHBOARDS) as dashboards:
+                beside.append(measure_one(sidecar, 4, ACKS_AT_ONCE, seconds)["acks_per_second"])
+            looks += sum(each.looks for each in dashboards)
+    cost = 1 - statistics.median(beside) / statistics.median(alone)
+    facts = {"acks_per_second": statistics.median(alone), "with_dashboards": statistics.median(beside), "looks": looks}
+    return {"load": f"{DASHBOARDS} dashboards", **facts, "cost": round(cost, 3), "cost_max": 0.05, "met": cost <= 0.05}
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    seconds = 15.0 if quick else 90.0
+    return [*(measure_load(load, seconds) for load in LOADS), measure_dashboards(*((2.0, 2) if quick else (4.0, 5)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    for row in measure(quick=parser.parse_args().quick):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
