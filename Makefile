@@ -6,7 +6,7 @@ SEEDS ?= 2000
 # Processes that `make test` runs tests in: one more than CI has cores, since tests on Spark and of worker processes mostly wait.
 TEST_PROCESSES ?= 3
 
-.PHONY: help setup demo orders test check bench chaos cluster compat lock clean
+.PHONY: help setup demo orders test check bench chaos cluster compat lock vendor clean
 
 help:
 	@echo 'make demo    the flights job on Spark: kills itself, restores, compares with plain Spark SQL'
@@ -18,6 +18,7 @@ help:
 	@echo 'make cluster a job over four hosts (network namespaces: needs root) whose links are cut; ARGS="--seed 2", or --without-spark'
 	@echo 'make compat  Flink 2.3: its command line and its classes against a coordinator (fetches 330 MB the first time)'
 	@echo '             KAFKA=host:port: what the tests take for granted of Kafka, at a real broker, instead'
+	@echo 'make vendor  fetch the files of others in web pages anew, as scripts/vendored.json pins them'
 	@echo 'make lock    write requirements.lock anew from pyproject.toml'
 
 setup:
@@ -30,6 +31,7 @@ orders: setup
 	@$(PYTHON) examples/orders.py $(ARGS)
 
 test: setup
+	@scripts/setup --browser
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:
@@ -63,6 +65,10 @@ lock:
 	@$(PYTHON) -m pip install --quiet uv
 	@.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-header --no-annotate --all-extras pyproject.toml -c /dev/null -o requirements.lock
+
+vendor:
+	@scripts/setup --no-java
+	@$(PYTHON) scripts/vendor.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

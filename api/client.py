@@ -174,10 +174,16 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request, label, drill). `newest`: the last `limit`
-        records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing is."""
+        `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request, label, drill). `newest`: the last
+        `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing
+        is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
         return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
+
+    def failures(self, job_id: str, *, before: str = "", limit: int = 100) -> dict[str, Any]:
+        """`failures`, newest first, each with its `restart`: attempt, restored checkpoint, records that are read again, and when
+        its first record was told. `since` is the `before` of the page of older ones, empty if there are none."""
+        return self._get(f"/v1/jobs/{job_id}/failures?{urlencode({'limit': limit, **({'before': before} if before else {})})}")
 
     def health(self, job_id: str) -> HealthView:
         """Whether the job is safe, why it is slow, and where it will resume."""

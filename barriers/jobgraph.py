@@ -394,12 +394,6 @@ class JobConfig(msgspec.Struct, frozen=True):
     inflight_bytes_max: int = 256 * 1024 * 1024
     """With `unaligned_checkpoints`: overtaken data that one subtask may hold for one checkpoint; more, and it is declined. At least
     1."""
-    master_hooks: tuple[str, ...] = ()
-    """Master hooks that take part in each checkpoint and savepoint: names of entry points `holdfast.master_hooks` where the
-    coordinator is installed; 16 at most, each once."""
-    master_hook_timeout_ms: int = 10_000
-    """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
-    answer is aborted, which counts as no failure."""
     retained_hourly: int = 0
     """Beside `retained_checkpoints`: of so many of the newest hours (UTC) in which one completed, the newest checkpoint is kept.
     0..1,000; counted over all three of these settings, at most 1,000 checkpoints are kept."""
@@ -410,6 +404,12 @@ class JobConfig(msgspec.Struct, frozen=True):
     drill_interval_ms: int | None = None
     """Time from one drill to the next: the coordinator reads every row of the newest checkpoint in a process of its own, beside the
     job. At least 60000. None: no drills but those that are asked for."""
+    master_hooks: tuple[str, ...] = ()
+    """Master hooks that take part in each checkpoint and savepoint: names of entry points `holdfast.master_hooks` where the
+    coordinator is installed; 16 at most, each once."""
+    master_hook_timeout_ms: int = 10_000
+    """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
+    answer is aborted, which counts as no failure."""
 
     @property
     def is_incremental(self) -> bool:

@@ -4,6 +4,10 @@ Commands parse, call and print. What they print is in report.py, which names exi
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +80,9 @@ def sim(
         ),
     ] = None,
     minimise: Annotated[bool, typer.Option("--minimise/--no-minimise", help="Find the faults that a failure takes.")] = True,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as a page into this file, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run many seeds; exit code 1 if any of them breaks an invariant, 3 if output of your own pipeline could not be judged."""
@@ -83,6 +90,7 @@ def sim(
     from holdfast.chaos.campaign.runner import cpu_count
 
     _check_bounds(seeds, start, jobs, stop_after, seed_timeout)
+    _check_writable("--html", html)
     settings = Settings(
         jobs=jobs or cpu_count(),
         limit_s=seed_timeout,
@@ -93,10 +101,10 @@ def sim(
     )
     names = tuple(workload or ())
     if sabotage == ALL:
-        _prove(settings, seeds, start, names, faults, backend, as_json=as_json)
+        _prove(settings, seeds, start, names, faults, backend, as_json=as_json, html=html)
     campaign = make_campaign(seeds, start, names, faults, sabotage, backend)
     found, measured = _run(campaign, settings, coverage=coverage, quiet=as_json)
-    _show(found, measured, as_json=as_json)
+    _show(found, measured, as_json=as_json, html=html)
     if found.summary.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(console.EXIT_FAILED if found.summary.violations else UNJUDGED if found.summary.unjudged else 0)
@@ -155,8 +163,8 @@ def _run(campaign: Campaign, settings: Settings, *, coverage: bool | None, quiet
             return found, None
 
 
-def _show(found: Finding, measured: CoverageReport | None, *, as_json: bool) -> None:
-    from holdfast.chaos import report
+def _show(found: Finding, measured: CoverageReport | None, *, as_json: bool, html: Path | None) -> None:
+    from holdfast.chaos import page, report
     from holdfast.chaos.campaign import catalogue
 
     if as_json:
@@ -164,6 +172,25 @@ def _show(found: Finding, measured: CoverageReport | None, *, as_json: bool) -> 
         console.show_json({**report.plain(found), "coverage": coverage})
     else:
         report.show_finding(found, measured, catalogue.invariants())
+    _write_page(html, lambda: page.render_finding(found, measured, catalogue.invariants(), **_origin()))
+
+
+def _write_page(path: Path | None, render: Callable[[], str]) -> None:
+    """After the report is shown: a disk that is full by now takes the page alone. Raises InvalidConfigError."""
+    if path is None:
+        return
+    try:
+        path.write_text(render(), "utf-8", "backslashreplace")
+    except OSError as error:
+        raise InvalidConfigError(f"--html {path} can't be written: {error.strerror}") from error
+
+
+def _origin() -> dict[str, str]:
+    """When a page was made, by which command and version."""
+    from holdfast.api.version import VERSION
+
+    made = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return {"command": f"holdfast {shlex.join(sys.argv[1:])}", "made": made, "version": VERSION}
 
 
 def _prove(
@@ -175,11 +202,12 @@ def _prove(
     backend: str | None,
     *,
     as_json: bool,
+    html: Path | None,
 ) -> None:
     """Every sabotage in turn; exit code 1 if one is not caught."""
     from dataclasses import replace
 
-    from holdfast.chaos import report
+    from holdfast.chaos import page, report
     from holdfast.chaos.campaign.campaign import Unwatched, run_campaign
     from holdfast.chaos.campaign.proof import Trial, try_all
     from holdfast.chaos.sabotage import SABOTAGES
@@ -195,6 +223,7 @@ def _prove(
         console.show_json(report.plain(verdicts))
     else:
         report.show_verdicts(verdicts)
+    _write_page(html, lambda: page.render_verdicts(verdicts, **_origin()))
     raise typer.Exit(0 if all(verdict.caught_after for verdict in verdicts) else console.EXIT_FAILED)
 
 

@@ -82,7 +82,7 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.update(self._task, advance=1, description=verdict.sabotage)
         elif not self._quiet:
-            self._say(f"{verdict.sabotage}: {_caught(verdict)}")
+            self._say(f"{verdict.sabotage}: {caught(verdict)}")
 
     def _pace(self, tally: Tally) -> str:
         seconds = max(0.001, time.monotonic() - self._began)
@@ -133,7 +133,7 @@ def show_failure(failure: Failure, meanings: Mapping[str, str]) -> None:
     if failure.invariant in meanings:
         console.show_line(f"  {failure.invariant}: {meanings[failure.invariant]}")
     if failure.planned:
-        console.show_line(f"  {_faults_heading(failure)}")
+        console.show_line(f"  {faults_heading(failure)}")
     for index, fault in failure.faults.items():
         console.show_line(f"    {index:>2}  {fault.label}")
     if failure.task_failure and failure.task_failure not in failure.events:
@@ -155,7 +155,8 @@ def _show_violation(what: str, at_ms: int, message: str) -> None:
         console.show_line(f"  | {line}")
 
 
-def _faults_heading(failure: Failure) -> str:
+def faults_heading(failure: Failure) -> str:
+    """How many faults of its plan a failure takes."""
     if failure.minimised and not failure.faults:
         return f"it takes none of its {_count(failure.planned, 'fault')}"
     if failure.minimised:
@@ -167,15 +168,24 @@ def _faults_heading(failure: Failure) -> str:
 
 def show_summary(summary: Summary, coverage: CoverageReport | None) -> None:
     """Label and text, one line or paragraph each."""
+    console.show_line(summary_title(summary))
+    _paragraphs(summary_rows(summary, coverage))
+
+
+def summary_title(summary: Summary) -> str:
+    """What ran, in a line."""
     where = f"{_count(summary.seeds, 'seed')} from {summary.start} over {_count(len(summary.workloads), 'workload')}"
-    console.show_line(
-        f"{where} in {console.duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
-    )
+    return f"{where} in {console.duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
+
+
+def summary_rows(summary: Summary, coverage: CoverageReport | None) -> list[tuple[str, str]]:
+    """(label, text) of all that a summary says."""
     depends = [_dependence(each) for found in summary.dependences.values() for each in found]
-    _paragraphs([*_counts(summary), *depends, *_gaps(summary), *_coverage(coverage)])
+    rows = [*_counts(summary), *depends, *_gaps(summary), *_coverage(coverage)]
     if summary.sabotage:
-        text = f"caught after {_count(summary.caught_after, 'seed')}" if summary.caught_after else "NOT caught"
-        _paragraphs([("sabotage", f"{summary.sabotage}: {text}")])
+        outcome = f"caught after {_count(summary.caught_after, 'seed')}" if summary.caught_after else "NOT caught"
+        rows.append(("sabotage", f"{summary.sabotage}: {outcome}"))
+    return rows
 
 
 def _dependence(found: Dependence) -> tuple[str, str]:
@@ -258,7 +268,7 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
     rows = [
         (
             verdict.sabotage,
-            _caught(verdict),
+            caught(verdict),
             verdict.invariant + ("" if verdict.invariant in (*verdict.expected, "") or not verdict.expected else " (!)"),
             ", ".join(verdict.expected) or "any",
             textwrap.shorten(verdict.message, 90),
@@ -266,11 +276,12 @@ def show_verdicts(verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts
     ]
     console.show_table(("SABOTAGE", "OUTCOME", "BY", "EXPECTED", "MESSAGE"), rows, empty="no sabotages")
-    caught = sum(1 for verdict in verdicts if verdict.caught_after)
-    console.show_line(f"{caught} of {_count(len(verdicts), 'sabotage')} caught")
+    count = sum(1 for verdict in verdicts if verdict.caught_after)
+    console.show_line(f"{count} of {_count(len(verdicts), 'sabotage')} caught")
 
 
-def _caught(verdict: Verdict) -> str:
+def caught(verdict: Verdict) -> str:
+    """Whether a sabotage was caught, and how soon."""
     if verdict.caught_after:
         return f"caught after {_count(verdict.caught_after, 'seed')}"
     return f"NOT caught in {_count(verdict.seeds, 'seed')}"

@@ -49,6 +49,17 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
     known."""
 
 
+class FirstRecords(msgspec.Struct, frozen=True):
+    """Workers have told the first records of an attempt."""
+
+    attempt: int
+    since_deployed_ms: int
+    since_failure_ms: int
+    """Since the attempt before it was fenced; -1: none was, under this leader."""
+    heartbeat_ms: int
+    """Workers tell once in this time: the first record may be so much earlier."""
+
+
 class CheckpointFailed(msgspec.Struct, frozen=True):
     """ABORTED is stored. `message` may hold a user's text."""
 
@@ -86,7 +97,16 @@ class DrillEnded(msgspec.Struct, frozen=True):
     """As DrillView."""
 
 
-Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded | LabelChanged | DrillEnded
+Note: TypeAlias = (
+    StateChanged
+    | AttemptFailed
+    | AttemptDeployed
+    | FirstRecords
+    | CheckpointFailed
+    | RequestEnded
+    | LabelChanged
+    | DrillEnded
+)
 
 Action = TypeVar("Action")
 

@@ -192,6 +192,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageThrottledError as StorageThrottledError
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
+    from holdfast.statebackends.errors import TooManyRequestsError as TooManyRequestsError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
     from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
@@ -348,7 +349,6 @@ _EXPORTS = {
         "HoldfastError",
         "ForgetError",
         "InFlightStateError",
-        "MasterHookError",
         "IncompatibleStateError",
         "InputChangedError",
         "InputOutputError",
@@ -361,6 +361,7 @@ _EXPORTS = {
         "InvariantError",
         "JobExistsError",
         "JobFailedError",
+        "MasterHookError",
         "MaxParallelismError",
         "NotEnoughSlotsError",
         "NotFoundError",
@@ -391,6 +392,7 @@ _EXPORTS = {
         "StorageThrottledError",
         "StorageUnavailableError",
         "TooManyFilesError",
+        "TooManyRequestsError",
         "TooManyRowsSkippedError",
         "TransportSecurityError",
         "UnclaimedStateError",

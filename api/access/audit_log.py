@@ -6,11 +6,13 @@ in storage a second later."""
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import NamedTuple
 
 from holdfast.api.access.audit import (
     WRITE_EVERY_MS,
@@ -23,10 +25,10 @@ from holdfast.api.access.audit import (
     RefusalWindow,
     in_order,
 )
-from holdfast.statebackends.errors import HoldfastError, ObjectMissingError
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import AUDIT_FOLDER, parse_audit_path
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import DescribeFiles, Flow, ListFiles, PutIfAbsent, ReadFile, Storage, run_flow
+from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, Flow, ListFiles, PutIfAbsent, ReadFile, Storage, run_flow
 
 log = logging.getLogger("holdfast.audit")
 
@@ -177,6 +179,65 @@ def verify_audit(location: str) -> AuditReport:
 def read_audit(location: str) -> tuple[AuditLine, ...]:
     """All lines that can be read, by time."""
     return tuple(sorted(_lines(location, AuditVerifier()), key=lambda line: line.time_ms))
+
+
+PAGE_LINES_MAX = 500
+PAGE_FILES_MAX = 100
+"""Files that are read for one page; it ends behind them, perhaps without a line."""
+
+_PLACE = re.compile(r"(\d{1,15})\.([0-9a-f]{1,64})\.(\d{1,9})\.(\d{1,9})")
+
+
+class AuditPage(NamedTuple):
+    """Some lines, newest first."""
+
+    lines: tuple[AuditLine, ...]
+    next: str
+    """Position of the page with older ones; empty: there is none."""
+
+
+def read_audit_page(location: str, after: str, limit: int) -> AuditPage:
+    """The newest lines of all chains, or those behind the page whose `next` is `after`: the newest files first, and the lines of
+    each from its end. Lines of coordinators that ran at one time may be out of order by the age of a file, a second as a rule.
+
+    Raises InvalidConfigError for no position, StorageUnavailableError."""
+    storage = open_storage(location)
+    facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
+    named = ((fact.modified_ms, *parse_audit_path(fact.path), fact.path) for fact in facts)
+    files = sorted((file for file in named if file[1]), reverse=True)
+    start, shown = _place(after)
+    lines: list[AuditLine] = []
+    read = 0
+    for modified_ms, chain, number, path in files:
+        place = modified_ms, chain, number
+        if start is not None and place > start:
+            continue
+        skipped = shown if place == start else 0
+        if read == PAGE_FILES_MAX:
+            return AuditPage(tuple(lines), _next(place, skipped))
+        read += 1
+        verifier = AuditVerifier()
+        for line in list(verifier.add(path, run_flow(_read(path), storage)))[::-1][skipped:]:
+            if len(lines) == limit:
+                return AuditPage(tuple(lines), _next(place, skipped))
+            lines.append(line)
+            skipped += 1
+    return AuditPage(tuple(lines), "")
+
+
+def _next(place: tuple[int, str, int], shown: int) -> str:
+    modified_ms, chain, number = place
+    return f"{modified_ms}.{chain}.{number}.{shown}"
+
+
+def _place(after: str) -> tuple[tuple[int, str, int] | None, int]:
+    """File that a page begins in, and how many of its lines were shown."""
+    if not after:
+        return None, 0
+    found = _PLACE.fullmatch(after)
+    if found is None:
+        raise InvalidConfigError("after is no position of the audit log: give `next` of the page before", setting="after")
+    return (int(found[1]), found[2], int(found[3])), int(found[4])
 
 
 def _lines(location: str, verifier: AuditVerifier) -> Iterator[AuditLine]:

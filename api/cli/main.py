@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
-from holdfast.api.cli.history import show_history
+from holdfast.api.cli.history import show_failures, show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
 from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
@@ -372,7 +372,7 @@ def history(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", help="Only these: leader, state, failure, restart, checkpoint, request, label, drill; separated by commas."
+            "--kinds", help="With commas: leader, state, failure, restart, first_record, checkpoint, request, label, drill."
         ),
     ] = "",
     after: Annotated[
@@ -397,6 +397,27 @@ def history(
         console.show_json(found)
     else:
         show_history(found)
+
+
+@app.command()
+def failures(
+    job: Job,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=300, help="Show at most this many, the newest.")] = 20,
+    before: Annotated[str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show those in front of this one.")] = "",
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the failures of a job, newest first: what the job was restored from behind each, how many records it read again, and how
+    long it was until records were processed again."""
+    client = connect(url, token_file, state_dir, ca)
+    found = client.failures(resolve_job(client, job), before=before, limit=limit)
+    if as_json:
+        console.show_json(found)
+    else:
+        show_failures(found)
 
 
 @app.command()

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from holdfast.api.cli import console
-from holdfast.api.snapshots.inspection import describe_verified, summarise
+from holdfast.api.snapshots.inspection import describe_diff, describe_verified, summarise
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.coordinator.restore.preflight import OperatorFinding, PreflightReport
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.snapshot.in_flight import describe_edge
-from holdfast.statebackends.state_processor.diff import FlightDiff, SnapshotDiff, StateDiff
+from holdfast.statebackends.state_processor.diff import SnapshotDiff, StateDiff
 from holdfast.statebackends.state_processor.export import ExportReport
 from holdfast.statebackends.state_processor.verify import VerifyReport
 
@@ -48,17 +48,7 @@ def show_damaged_metadata(path: str, error: CorruptStateError, *, as_json: bool)
 def show_diff(before: Snapshot, after: Snapshot, found: SnapshotDiff, *, as_json: bool) -> None:
     """Print one row for each state, then the requested differing keys."""
     if as_json:
-        console.show_json(
-            {
-                "before": before.location,
-                "after": after.location,
-                "same": found.is_same,
-                "operators_added": list(found.operators_added),
-                "operators_removed": list(found.operators_removed),
-                "states": [_state_diff(state) for state in found.states],
-                **({"in_flight": [_flight_diff(each) for each in found.in_flight]} if found.in_flight else {}),
-            }
-        )
+        console.show_json(describe_diff(before, after, found))
         return
     columns = ("OPERATOR", "STATE", "KIND", "ADDED", "REMOVED", "CHANGED", "SAME", "NOTE")
     rows: list[tuple[Any, ...]] = [
@@ -77,11 +67,6 @@ def show_diff(before: Snapshot, after: Snapshot, found: SnapshotDiff, *, as_json
     console.show_line("same" if found.is_same else "different")
 
 
-def _flight_diff(found: FlightDiff) -> dict[str, Any]:
-    edge = describe_edge(found.edge)
-    return {"edge": edge, "added": found.added, "removed": found.removed, "same": found.same}
-
-
 def _meta(state: StateDiff) -> StateMeta:
     meta = state.before or state.after
     assert meta is not None
@@ -96,24 +81,6 @@ def _note(state: StateDiff) -> str:
         for word, field in (("kind", "kind"), ("type", "value_type"), ("key", "key_type"))
     ]
     return ", ".join(f"{word} {old} -> {new}" for word, old, new in pairs if old != new)
-
-
-def _state_diff(state: StateDiff) -> dict[str, Any]:
-    return {
-        "operator": state.operator,
-        "state": state.state,
-        "before": _described(state.before),
-        "after": _described(state.after),
-        "added": state.added,
-        "removed": state.removed,
-        "changed": state.changed,
-        "same": state.same,
-        "keys": [asdict(key) for key in state.keys],
-    }
-
-
-def _described(meta: StateMeta | None) -> dict[str, Any] | None:
-    return None if meta is None else {"kind": meta.kind, "key_type": meta.key_type, "value_type": meta.value_type}
 
 
 def show_exported(report: ExportReport, *, as_json: bool) -> None:

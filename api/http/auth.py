@@ -22,6 +22,7 @@ from holdfast.api.http.connection_budget import CallerKind
 from holdfast.api.http.origin import SAFE_METHODS, foreign, header_of, is_of_this_service, session_text
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
+from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
 from holdfast.statebackends.errors import (
     AccessDeniedError,
     AuthenticationError,
@@ -30,7 +31,7 @@ from holdfast.statebackends.errors import (
     TooManyRequestsError,
 )
 
-OPEN_PATHS = DOCUMENTATION_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login"}
 """Paths that need no token; they reveal nothing about jobs."""
 
 _OWN, _ALL = "own", "all"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ConfigDict
 
 from holdfast.api.access.authenticator import Authenticator
@@ -31,7 +31,7 @@ from holdfast.api.routes.common import (
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
-from holdfast.api.snapshots.served import SnapshotDirectories
+from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
 from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
@@ -198,5 +198,22 @@ def totals(service: Service) -> Totals:
 async def preflight(request: Request, service: Service) -> Response:
     """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
+    _check_job(request, submission)
+    return answer(await _in_thread(request, service.preflight, submission))
+
+
+@router.get("/jobs/{jobid}/preflight", response_class=Response, responses={200: describe_answer(PreflightReport)})
+async def preflight_of(
+    request: Request,
+    service: Service,
+    job_id: JobId,
+    restore: Annotated[
+        str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX, description="`latest`, a checkpoint's id, or a snapshot's path")
+    ] = LATEST,
+    allow_non_restored_state: Annotated[bool, Query(description="State that no operator of the job has may be dropped")] = False,
+) -> Response:
+    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed."""
+    view = await _in_thread(request, service.job, job_id)
+    submission = Submission(view.graph, job_id, restore, allow_non_restored_state=allow_non_restored_state)
     _check_job(request, submission)
     return answer(await _in_thread(request, service.preflight, submission))

@@ -1,16 +1,23 @@
-"""Content and verification of snapshots that the service can see."""
+"""Content, rows, difference and verification of snapshots that the service can see.
+
+Rows are for operators. Each kind of work that reads files is bounded, in bytes and in how much of it there is at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, Directories, body_of, describe_model
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
-from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+
+if TYPE_CHECKING:
+    from holdfast.api.snapshots.snapshot import Snapshot
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"], responses=ERRORS)
 
@@ -19,7 +26,35 @@ VERIFICATIONS_MAX = 2
 PROBLEMS_MAX = 1_000
 """Problems in one answer, and unchecked files, at most; the answer has the full counts."""
 
+PAGES_MAX = 2
+"""Pages of rows at a time."""
+DIFFERENCES_MAX = 1
+"""Comparisons at a time: each reads all rows of two snapshots."""
+DIFFERENCE_BYTES_MAX = 512 * 1024 * 1024
+"""Of both snapshots, or of the compared states in them; larger ones are for the command line."""
+DIFFERENCE_KEYS_MAX = 100
+"""Differing keys that are listed of each state."""
+ROWS_DEFAULT, ROWS_MAX = 50, 500
+NAME_CHARACTERS_MAX = 1_024
+
 _verifying = threading.BoundedSemaphore(VERIFICATIONS_MAX)
+_paging = threading.BoundedSemaphore(PAGES_MAX)
+_comparing = threading.BoundedSemaphore(DIFFERENCES_MAX)
+
+Location = Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX, description="As of `GET /v1/snapshots`")]
+Uid = Annotated[str, Query(max_length=NAME_CHARACTERS_MAX, description="Uid of the operator")]
+State = Annotated[str, Query(max_length=NAME_CHARACTERS_MAX, description="Name of the state")]
+
+
+@contextlib.contextmanager
+def _one_of(allowed: threading.BoundedSemaphore, text: str, path: str) -> Iterator[None]:
+    """Raises StorageUnavailableError while others take all of the places."""
+    if not allowed.acquire(blocking=False):
+        raise StorageUnavailableError(f"{text}: try again later", path=path)
+    try:
+        yield
+    finally:
+        allowed.release()
 
 
 @router.get("")
@@ -38,12 +73,8 @@ def verify(
     from holdfast.api.snapshots.inspection import describe_verified
 
     snapshot = directories.open(body.path)
-    if not _verifying.acquire(blocking=False):
-        raise StorageUnavailableError(f"{VERIFICATIONS_MAX} snapshots are being verified: try again later", path=body.path)
-    try:
+    with _one_of(_verifying, f"{VERIFICATIONS_MAX} snapshots are being verified", body.path):
         report = snapshot.verify()
-    finally:
-        _verifying.release()
     document = describe_verified(snapshot, report)
     return {
         **document,
@@ -52,3 +83,63 @@ def verify(
         "unchecked": document["unchecked"][:PROBLEMS_MAX],
         "unchecked_count": len(report.unchecked),
     }
+
+
+@router.get("/rows")
+def rows(
+    directories: Directories,
+    path: Location,
+    uid: Uid,
+    state: State,
+    after: Annotated[str, Query(max_length=32, description="`next` of the page before")] = "",
+    limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_DEFAULT,
+) -> dict[str, Any]:
+    """One page of the rows of a state. Values are JSON texts, cut at 1,000 characters; `clipped` of them were. 503 while two other
+    pages are read."""
+    snapshot = directories.open(path)
+    with _one_of(_paging, f"{PAGES_MAX} pages of rows are being read", path):
+        page = snapshot.row_page(uid, state, after=after, limit=limit)
+    return {
+        "location": snapshot.location,
+        "uid": uid,
+        "state": state,
+        "columns": page.columns,
+        "rows": page.rows,
+        "clipped": page.clipped,
+        "next": page.next,
+    }
+
+
+@router.get("/diff")
+def diff(
+    directories: Directories,
+    path: Location,
+    other: Location,
+    uid: Annotated[str | None, Query(max_length=NAME_CHARACTERS_MAX, description="Of one operator alone")] = None,
+    state: Annotated[str | None, Query(max_length=NAME_CHARACTERS_MAX, description="One state alone")] = None,
+    keys: Annotated[int, Query(ge=0, le=DIFFERENCE_KEYS_MAX, description="Differing keys to list of each state")] = 10,
+) -> dict[str, Any]:
+    """What is added, removed and changed from one snapshot to another, as `holdfast snapshot diff --json`; keys and values are JSON
+    texts, cut at 1,000 characters. 503 while another comparison runs."""
+    from holdfast.api.snapshots import inspection
+    from holdfast.api.snapshots.row_pages import cell_text, clip_text
+
+    before, after = directories.open(path), directories.open(other)
+    _check_size(before, after, uid, state)
+    with _one_of(_comparing, "two snapshots are being compared", path):
+        found = before.diff(after, uid=uid, state=state, keys_max=keys)
+    return inspection.describe_diff(before, after, found, shown=lambda value: clip_text(cell_text(value)))
+
+
+def _check_size(before: Snapshot, after: Snapshot, uid: str | None, state: str | None) -> None:
+    """Raise InvalidConfigError for a comparison that would read too much. Native files are read whole for each of their states."""
+    size = 0
+    for operator in (each for side in (before, after) for each in side.operators.values() if uid in (None, each.uid)):
+        sizes = [each.size for name, each in operator.states.items() if state in (None, name)]
+        size += sum(operator.size if each < 0 else each for each in sizes)
+    if size > DIFFERENCE_BYTES_MAX:
+        raise InvalidConfigError(
+            f"a comparison of {size} bytes takes long, and the service compares {DIFFERENCE_BYTES_MAX} at most: "
+            "name an operator and a state, or use `holdfast snapshot diff`",
+            setting="state",
+        )

@@ -38,7 +38,9 @@ from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import (
+    audit,
     cost,
+    dashboard,
     diagnosis,
     drills,
     events,
@@ -65,9 +67,19 @@ from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.failures import FailurePage
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -94,10 +106,12 @@ _RECORDS = (
     AckAnswers,
     StatusBatch,
     Heartbeat,
+    WorkerAnswer,
     PreflightReport,
     Explanation,
     HealthView,
     Cost,
+    FailurePage,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
@@ -179,11 +193,13 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(workers.router)
     router.include_router(tokens.router)
     router.include_router(sessions.router)
+    router.include_router(audit.router)
     router.include_router(dialect.router, prefix="/v1")
     router.include_router(dialect.router, include_in_schema=False)
     if with_web:
         router.include_router(dialect.router, prefix=web.PREFIX, include_in_schema=False)
         router.include_router(web.router)
+    router.include_router(dashboard.router)  # last: it has every other path below its prefix
     return tuple(router.routes)
 
 

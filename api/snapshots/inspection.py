@@ -4,15 +4,18 @@ It needs no coordinator and no user code: nothing is unpickled and nothing is ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from holdfast.api.snapshots.snapshot import Snapshot, SnapshotOperator
 from holdfast.statebackends.errors import CorruptStateError
+from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.snapshot.in_flight import describe_edge
 from holdfast.statebackends.snapshot.in_flight import summarise as in_flight
 from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
+from holdfast.statebackends.state_processor.diff import FlightDiff, SnapshotDiff, StateDiff
 from holdfast.statebackends.state_processor.verify import VerifyReport
 
 PROBLEMS_MAX = 5
@@ -87,3 +90,41 @@ def _problem(problem: SnapshotProblem) -> dict[str, Any]:
         "subtask": problem.subtask if problem.subtask >= 0 else None,
         "detail": problem.detail,
     }
+
+
+def describe_diff(
+    before: Snapshot, after: Snapshot, found: SnapshotDiff, *, shown: Callable[[Any], Any] = lambda value: value
+) -> dict[str, Any]:
+    """Difference of two snapshots as JSON-ready data; `shown`: form of keys and values, which are of any type."""
+    return {
+        "before": before.location,
+        "after": after.location,
+        "same": found.is_same,
+        "operators_added": list(found.operators_added),
+        "operators_removed": list(found.operators_removed),
+        "states": [_state_diff(state, shown) for state in found.states],
+        **({"in_flight": [_flight_diff(each) for each in found.in_flight]} if found.in_flight else {}),
+    }
+
+
+def _state_diff(state: StateDiff, shown: Callable[[Any], Any]) -> dict[str, Any]:
+    values = ("key", "namespace", "entry", "before", "after")
+    return {
+        "operator": state.operator,
+        "state": state.state,
+        "before": _described(state.before),
+        "after": _described(state.after),
+        "added": state.added,
+        "removed": state.removed,
+        "changed": state.changed,
+        "same": state.same,
+        "keys": [{"change": key.change, **{name: shown(getattr(key, name)) for name in values}} for key in state.keys],
+    }
+
+
+def _described(meta: StateMeta | None) -> dict[str, Any] | None:
+    return None if meta is None else {"kind": meta.kind, "key_type": meta.key_type, "value_type": meta.value_type}
+
+
+def _flight_diff(found: FlightDiff) -> dict[str, Any]:
+    return {"edge": describe_edge(found.edge), "added": found.added, "removed": found.removed, "same": found.same}

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.api.snapshots.frames import change_of
+from holdfast.api.snapshots.row_pages import RowPage, RowPosition, read_page
 from holdfast.api.snapshots.rows import Row, rows_of
 from holdfast.barriers.sinkreading import find_replaced
 from holdfast.coordinator.ha.recorded_job import decode_decision
@@ -210,6 +211,12 @@ class Snapshot:
         stored = self._stored.state(uid, state)
         with self._stored.reader() as reader:
             yield from rows_of(reader, stored)
+
+    def row_page(self, uid: str, state: str, *, after: str = "", limit: int = 50) -> RowPage:
+        """At most `limit` rows of a state, 500 at most, as texts, behind the page whose `next` is `after`: bounded work and memory.
+
+        Raises NotFoundError, CorruptStateError, and InvalidConfigError for a share of a subtask that is too large for it."""
+        return read_page(self._stored, uid, state, RowPosition.parse(after), limit)
 
     def verify(self) -> VerifyReport:
         """Check length and checksum of every file; a damaged file is in the report, and never raises.

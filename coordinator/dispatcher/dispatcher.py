@@ -483,8 +483,8 @@ class Dispatcher:
             inbox_events_max=self._config.inbox_events_max,
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
-            hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
             feed=self.feed,
+            hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
         )
         service.start()
         self.registry.put(service)

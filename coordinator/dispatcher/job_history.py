@@ -23,6 +23,7 @@ from holdfast.coordinator.notes import (
     AttemptFailed,
     CheckpointFailed,
     DrillEnded,
+    FirstRecords,
     LabelChanged,
     Note,
     RequestEnded,
@@ -150,6 +151,8 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "failure", facts
         case AttemptDeployed():
             return "restart", facts
+        case FirstRecords():
+            return "first_record", facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks
             told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}

@@ -21,6 +21,7 @@ from holdfast.coordinator.notes import (
     AttemptFailed,
     CheckpointFailed,
     DrillEnded,
+    FirstRecords,
     LabelChanged,
     Note,
     RequestEnded,
@@ -110,6 +111,9 @@ def _worded(note: Note) -> tuple[int, str, str]:
             kind = "savepoint" if note.savepoint else "checkpoint"
             source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case FirstRecords():
+            gap = f", {note.since_failure_ms} ms after the failure" if note.since_failure_ms >= 0 else ""
+            return logging.INFO, "first_records", f"attempt {note.attempt} processes records{gap}"
         case CheckpointFailed():
             level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
             why = f": {note.message}" if note.message else ""

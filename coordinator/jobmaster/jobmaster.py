@@ -393,6 +393,8 @@ class JobMaster:
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
+            if execution.attempt == self.lifecycle.attempt:
+                self.lifecycle.heard_of(event.message.metrics)
             self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
             self.series.sample(execution.attempt, event.message.metrics, self._turn.now_ms, self._turn.wall_ms)
         return self.setup.epoch

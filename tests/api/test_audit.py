@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from typer.testing import CliRunner
 
 from holdfast.api.access import audit
 from holdfast.api.access import audit_log as audit_logs
-from holdfast.api.access.audit import AuditRecorder, AuditReport, AuditVerifier, FileReady, Noted, in_order
+from holdfast.api.access.audit import AuditLine, AuditRecorder, AuditReport, AuditVerifier, FileReady, Noted, in_order
 from holdfast.api.access.audit_log import AuditLog, read_audit, verify_audit
 from holdfast.api.cli.main import app
+from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import AUDIT_FOLDER, audit_path, is_directory_file, parse_audit_path
 from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, serving
 
 STOP = Noted("stop", job=JOB, credential="token ci", role="operator", peer="10.0.0.7:1", status=202)
@@ -342,3 +346,43 @@ def test_commands(tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(run("audit", "verify", str(tmp_path), "--json", code=1))
     assert found["problems"][0]["line"] == 2
     assert msgspec.json.encode(found)
+
+
+# ------------------------------------------------------------------------------------------------------- pages of REST
+
+
+def test_pages_of_the_log_have_every_line_once_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(str(tmp_path))
+    for path, content in chain_of(4, files=3) + chain_of(2, name="b2"):
+        storage.execute(PutIfAbsent(path, content))
+    whole = Counter((line.kind, line.number, line.before) for line in read_audit(str(tmp_path)))
+    for files_max, limit in ((100, 100), (100, 3), (1, 2)):
+        monkeypatch.setattr(audit_logs, "PAGE_FILES_MAX", files_max)
+        found: list[AuditLine] = []
+        after = ""
+        while True:
+            page = audit_logs.read_audit_page(str(tmp_path), after, limit)
+            assert len(page.lines) <= limit
+            found += page.lines
+            if not (after := page.next):
+                break
+        assert len(found) == 16
+        assert Counter((line.kind, line.number, line.before) for line in found) == whole
+    assert found[-1].number == 0
+    with pytest.raises(InvalidConfigError, match="position"):
+        audit_logs.read_audit_page(str(tmp_path), "x.y", 5)
+
+
+def test_the_log_by_rest_is_for_administrators(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        viewer = served.json("POST", "/v1/tokens", {"role": "operator"}, status=201)["token"]
+        assert served.http.request("GET", f"{served.url}/v1/audit", headers={"Authorization": f"Bearer {viewer}"}).status == 403
+        until = time.monotonic() + 10
+        while len(lines := served.json("GET", "/v1/audit?limit=2")["lines"]) < 2 or lines[0]["kind"] != "refused":
+            assert time.monotonic() < until, lines
+        assert [(line["kind"], line["status"], line["request"]) for line in lines] == [
+            ("refused", 403, "GET /v1/audit"),
+            ("request", 201, lines[1]["request"]),
+        ]
+        assert viewer not in str(lines)
+        assert served.json("GET", "/v1/audit?after=nonsense", status=400)["errors"]

@@ -41,6 +41,7 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "TooManyRequestsError",
     "QuestionNotKnownError",
     "TransportSecurityError",
     "WorkerBusyError",
@@ -156,9 +157,10 @@ NAMES_SINCE = {
 }
 
 INTERNAL_ERRORS = {
-    "HookError": "ends the process of a master hook; the checkpoint's failure has its text",
+    "ForbiddenAddressError": "a webhook's delivery fails with its text",
     "UntrustedError": "a worker logs what it says and asks again",
     "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
+    "HookError": "ends the process of a master hook; the checkpoint's failure has its text",
     "FlowCancelledError": "ends a pool's work inside a worker; who cancelled it drops it",
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.api.ui import files as dashboard
 from tests.harness.installed import (
     PACKAGES,
     ROOT,
@@ -85,6 +86,9 @@ def test_the_wheel_holds_holdfast_alone_and_every_module_once(built: Built) -> N
     assert sorted(name for name in found if name.endswith(".py")) == modules_of_the_checkout()
     assert "holdfast/py.typed" in found
     assert any(name.startswith("holdfast/api/docs/vendor/swagger-ui/") for name in found)
+    pages = {f"holdfast/api/ui/{'' if name.startswith('vendor/') else 'static/'}{name}" for name in dashboard.NAMES}
+    licences = {f"holdfast/api/ui/vendor/{each}/LICENSE" for each in ("preact", "htm", "uplot", "dagre")}
+    assert pages | licences <= set(found)
     modes = [entry.external_attr >> 16 for entry in zipfile.ZipFile(built.wheel).infolist()]
     assert not [mode for mode in modes if mode & 0o170000 == 0o120000], "a link"
 

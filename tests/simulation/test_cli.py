@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from holdfast.chaos import cli, report, sabotage
+from holdfast.chaos import cli, page, report, sabotage
 from holdfast.chaos.campaign import coverage
 from holdfast.chaos.campaign import user_runs as userruns
-from holdfast.chaos.campaign.summary import CoverageReport
+from holdfast.chaos.campaign.campaign import Finding
+from holdfast.chaos.campaign.proof import Verdict
+from holdfast.chaos.campaign.summary import CoverageReport, Failure, Tally
 from holdfast.chaos.checkers.sometimes import SOMETIMES
 from holdfast.chaos.cluster import world
-from holdfast.chaos.faults.faults import FAMILIES, KINDS, decode_plan, encode_plan
+from holdfast.chaos.faults.faults import FAMILIES, KINDS, Fault, decode_plan, encode_plan
 from holdfast.chaos.faults.plan import draw_plan
 from holdfast.chaos.sabotage import SABOTAGES
 from holdfast.chaos.workloads import ON_DEMAND, WORKLOADS
@@ -175,6 +179,45 @@ def test_a_campaign_as_json() -> None:
     assert failure["seed"] == 3
     assert failure["faults"]["4"]["target"] == "worker-4"
     assert found["coverage"] is None
+
+
+def test_a_campaign_as_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    text = sim("--seeds", "9", "--workload", "broken", "--html", str(file), code=1)
+    html = file.read_text()
+    shown = unescape(html)
+    for label, told in paragraphs(text[text.rindex("violations ") :]).items():
+        assert f"<th scope=\"row\">{label}</th><td>{told}</td>" in shown, label
+    assert "1 of 9 runs broke an invariant" in shown
+    assert "holdfast chaos replay 3 --workload broken" in shown
+    assert "worker-4" in shown
+    assert not re.search(r"<script|https?://|\b(?:src|href)=", html)
+    assert "default-src 'none'" in html
+
+
+def test_the_page_runs_nothing_of_what_it_tells() -> None:
+    markup = "<img src=x onerror=alert(1)>"
+    failure = Failure(3, markup, markup, markup, markup, 1, {4: Fault(markup, markup)}, 6, True, 2, (markup,), False, markup)
+    summary = msgspec.structs.replace(Tally(()).summary(start=0, seconds=1.0, cores=1), violations=1, workloads={markup: 1})
+    told = {"command": markup, "made": markup, "version": "1"}
+    for html in (
+        page.render_finding(Finding(summary, (failure,)), None, {markup: markup}, **told),
+        page.render_verdicts([Verdict(markup, 0, 3, markup, (markup,), markup)], **told),
+    ):
+        assert "<img" not in html
+        assert "&lt;img src=x" in html
+
+
+def test_a_page_that_can_t_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    assert "--html" in refused("sim", "--seeds", "1", "--workload", "good", "--html", str(tmp_path / "none" / "x.html"))
+
+
+def test_every_sabotage_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sabotage, "SABOTAGES", {SABOTAGE: SABOTAGES[SABOTAGE]})
+    found = tmp_path / "proof.html"
+    for workload, outcome, code in (("always", "1 of 1 sabotages caught", 0), ("good", "0 of 1 sabotages caught", 1)):
+        sim("--seeds", "1", "--workload", workload, "--sabotage", "all", "--html", str(found), code=code)
+        assert outcome in found.read_text()
 
 
 def test_coverage_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:

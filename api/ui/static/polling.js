@@ -1,0 +1,56 @@
+// Reads that repeat while their page is looked at, and how old what they show is.
+
+import { useEffect, useRef, useState } from "./vendor/preact/hooks.mjs"
+import { get } from "./session.js"
+
+const LONGEST_MS = 30_000
+export const STALE_MS = 5_000
+
+// Ask `path` every `everyMs` (0: once). null: nothing to ask. `path` may be a list: its answers come together, as a list.
+export function usePoll(path, everyMs = 2_000) {
+  const [state, setState] = useState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
+  const again = useRef(() => {})
+  const key = Array.isArray(path) ? path.join(" ") : path
+  useEffect(() => {
+    if (path === null) return undefined
+    const abort = new AbortController()
+    let timer = null
+    let pause = everyMs
+    const look = async () => {
+      clearTimeout(timer)
+      try {
+        const paths = Array.isArray(path) ? path : [path]
+        const answers = await Promise.all(paths.map(each => get(each, abort.signal)))
+        const [{ asOfMs, serviceMs }] = answers
+        const data = Array.isArray(path) ? answers.map(each => each.data) : answers[0].data
+        pause = everyMs
+        setState({ data, error: null, asOfMs: asOfMs || serviceMs, ageMs: asOfMs && serviceMs ? Math.max(0, serviceMs - asOfMs) : 0, receivedMs: performance.now() })
+      } catch (error) {
+        if (error.name === "AbortError") return
+        pause = Math.min(LONGEST_MS, Math.max(everyMs, 1_000, pause * 2))
+        setState(before => ({ ...before, error }))
+      }
+      if (everyMs) timer = setTimeout(whenVisible, pause)
+    }
+    const whenVisible = () => document.hidden ? document.addEventListener("visibilitychange", look, { once: true, signal: abort.signal }) : look()
+    again.current = look
+    setState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
+    look()
+    return () => { abort.abort(); clearTimeout(timer) }
+  }, [key, everyMs])
+  return { ...state, refresh: () => again.current() }
+}
+
+// How old the figures are now: age when they came, and the time since then.
+export function age(poll) {
+  return poll.receivedMs ? poll.ageMs + performance.now() - poll.receivedMs : 0
+}
+
+// Render again every second.
+export function useTick(everyMs = 1_000) {
+  const [, tick] = useState(0)
+  useEffect(() => {
+    const timer = setInterval(() => tick(number => number + 1), everyMs)
+    return () => clearInterval(timer)
+  }, [everyMs])
+}

@@ -1,0 +1,97 @@
+// Requests to the service, and who is logged in.
+//
+// The token is exchanged for a cookie that no script can read. A service that has no login is asked with the token itself, which is
+// then kept in this page's memory, and nowhere else.
+
+const ROOT = new URL("../", document.baseURI)
+let bearer = null
+
+export class ApiError extends Error {
+  constructor(status, messages, kind, retryAfterS = null) {
+    super(messages.join("; ") || `HTTP ${status}`)
+    Object.assign(this, { status, kind, retryAfterS })
+  }
+}
+
+async function ask(path, { method = "GET", body, signal } = {}) {
+  const headers = {}
+  if (bearer !== null) headers.Authorization = `Bearer ${bearer}`
+  if (body !== undefined) headers["Content-Type"] = "application/json"
+  let response
+  try {
+    response = await fetch(new URL(path, ROOT), {
+      method, headers, signal, credentials: "same-origin", redirect: "error",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    })
+  } catch (error) {
+    if (error.name === "AbortError") throw error
+    throw new ApiError(0, ["the service does not answer"], "Unreachable")
+  }
+  if (response.ok) return response
+  if (response.status === 401 && !path.startsWith("ui/")) dispatchEvent(new Event("holdfast:logged-out"))
+  let messages = []
+  try { messages = (await response.json()).errors || [] } catch { /* no JSON: the status says it */ }
+  throw new ApiError(response.status, messages, response.headers.get("X-Holdfast-Error") || "", Number(response.headers.get("Retry-After")) || null)
+}
+
+// Answer of a GET: its JSON, until when it is known to have been so, and when the service said so, both by the service's clock.
+export async function get(path, signal) {
+  const response = await ask(path, { signal })
+  const data = await response.json()
+  const header = Number(response.headers.get("X-Holdfast-As-Of"))
+  const asOfMs = header > 0 ? header : data && data.as_of_ms > 0 ? data.as_of_ms : null
+  return { data, asOfMs, serviceMs: Date.parse(response.headers.get("Date") || "") || null }
+}
+
+export async function send(method, path, body) {
+  const response = await ask(path, { method, body })
+  const text = await response.text()
+  return text ? JSON.parse(text) : {}
+}
+
+// Begin something that takes a while, and wait for its outcome; returns its operation. Raises ApiError with the cause.
+export async function operate(path, body, statusPath) {
+  const { "request-id": id } = await send("POST", path, body)
+  for (;;) {
+    const { data } = await get(`${statusPath}/${id}`)
+    if (data.status.id !== "IN_PROGRESS") {
+      const cause = data.operation && data.operation["failure-cause"]
+      if (cause) throw new ApiError(500, [cause["stack-trace"].split("\n")[0]], cause.class)
+      return data.operation || {}
+    }
+    await new Promise(resolve => setTimeout(resolve, 500))
+  }
+}
+
+// Who this page is, or null if it has to log in. A service without sessions answers that it has none to whoever may ask it: what
+// that caller may do is found out by asking.
+export async function currentSession() {
+  try {
+    return (await get("ui/session")).data
+  } catch (error) {
+    if (error.status === 401) return null
+    if (error.status === 403 || error.status === 404) return { role: null, job: "", name: "", expires_at_ms: -1 }
+    throw error
+  }
+}
+
+export async function logIn(token) {
+  try {
+    await send("POST", "ui/login", { token })
+    return
+  } catch (error) {
+    if (![401, 403, 404, 405].includes(error.status)) throw error
+    bearer = token
+    try {
+      await get("v1/overview")
+    } catch (refused) {
+      bearer = null
+      throw refused.status === 401 ? error.status === 401 ? error : refused : refused
+    }
+  }
+}
+
+export async function logOut() {
+  if (bearer === null) await send("POST", "ui/logout", {})
+  bearer = null
+}
