@@ -92,6 +92,7 @@ SCENES = {
     "maximum_of_an_old_attempt": drawn("maximum_of_an_old_attempt", first=1),
     "final_dropped": Scene("counter"),
     "ignored_backlog": drawn("ignored_backlog", first=0),
+    "unasked_hooks": drawn("unasked_hooks", first=0),
     "remembered_settings": drawn("remembered_settings", first=0),
     "overwritten_settings": drawn("overwritten_settings", first=0),
     "forgotten_mode": drawn("forgotten_mode", first=2),
