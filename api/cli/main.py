@@ -250,6 +250,9 @@ def serve(
     webhooks: Annotated[
         Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
     ] = None,
+    traces: Annotated[
+        str | None, typer.Option("--traces", help="otlp: spans to an OpenTelemetry collector, as OTEL_... says; off if left out.")
+    ] = None,
     prices: Annotated[
         Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
     ] = None,
@@ -279,6 +282,7 @@ def serve(
         ha=ha,
         flink_ui=flink_ui,
         webhooks=webhooks,
+        traces=traces,
         prices=prices,
         log_level=log_level,
         log_format=log_format,
@@ -372,7 +376,7 @@ def history(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", help="With commas: leader, state, failure, restart, first_record, checkpoint, request, label, drill."
+            "--kinds", help="leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill."
         ),
     ] = "",
     after: Annotated[
