@@ -27,6 +27,7 @@ from holdfast.statebackends.errors import (
     RecoveringError,
     RestoreError,
     StorageUnavailableError,
+    TooManyRequestsError,
     TransportSecurityError,
 )
 
@@ -92,6 +93,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (TransportSecurityError, 426),
     (FencedError, 409),
     (JobExistsError, 409),
+    (TooManyRequestsError, 429),
     (StorageUnavailableError, 503),
     (InvalidConfigError, 400),
     (RestoreError, 400),
@@ -144,6 +146,8 @@ def encode_error(error: HoldfastError) -> WireError:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RecoveringError):
         headers["Retry-After"] = str(RECOVERING_RETRY_S)
+    if isinstance(error, TooManyRequestsError):
+        headers["Retry-After"] = str(max(1, -(-error.retry_after_ms // 1000)))
     return WireError(status_of(error), error_body(error.message), headers)
 
 

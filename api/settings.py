@@ -34,6 +34,9 @@ CONNECTIONS_MAX = 8_192
 
 CONNECTIONS_MIN = 16
 
+REQUESTS_PER_S_MAX = 200
+"""Requests a second of one issued token; the service's own has five times as many."""
+
 KEEP_ALIVE_INTERVAL_MS = 2_000
 """Milliseconds between keep-alive lines of a command stream."""
 
@@ -90,8 +93,11 @@ class ServerSettings:
     """Further directories and URLs whose snapshots REST shows; those of the state directory are always shown."""
     body_bytes_max: int = BODY_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
+    requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    webhooks: Path | None = None
+    """File of webhooks, which get events; absolute."""
     ha: bool = False
     """One of several members on the state directory, of which one is active."""
     takeover_after_ms: int | None = None
@@ -111,7 +117,7 @@ class ServerSettings:
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port must be 0..65535, got {self.port}", setting="port")
         least = {"connections_max": CONNECTIONS_MIN}
-        for name in ("body_bytes_max", "connections_max", "keep_alive_interval_ms", "stop_timeout_ms"):
+        for name in ("body_bytes_max", "connections_max", "requests_per_s_max", "keep_alive_interval_ms", "stop_timeout_ms"):
             if getattr(self, name) < least.get(name, 1):
                 text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
                 raise InvalidConfigError(text, setting=name)
@@ -211,6 +217,7 @@ def server_settings(
     takeover: bool = False,
     ha: bool = False,
     flink_ui: str | Path | None = None,
+    webhooks: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -219,7 +226,14 @@ def server_settings(
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
     numbers: dict[str, Any] = {
         name.lower(): value
-        for name in ("BODY_BYTES_MAX", "CONNECTIONS_MAX", "KEEP_ALIVE_INTERVAL_MS", "STOP_TIMEOUT_MS", "TAKEOVER_AFTER_MS")
+        for name in (
+            "BODY_BYTES_MAX",
+            "CONNECTIONS_MAX",
+            "REQUESTS_PER_S_MAX",
+            "KEEP_ALIVE_INTERVAL_MS",
+            "STOP_TIMEOUT_MS",
+            "TAKEOVER_AFTER_MS",
+        )
         if (value := _integer(environment, name)) is not None
     }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
@@ -235,6 +249,7 @@ def server_settings(
         ha=ha,
         state_url=remote,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
+        webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),

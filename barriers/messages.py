@@ -41,6 +41,34 @@ Counters: TypeAlias = Annotated[dict[_CounterName, _Count], msgspec.Meta(max_len
 """A user's counters by name."""
 
 
+QUESTION_ID_CHARACTERS = 64
+FRAME_CHARACTERS_MAX = 200
+"""Of the name of a function, of the path of its file (its end), and of a thread's name, in a sampled stack."""
+STACK_FRAMES_MAX = 128
+STACKS_MAX = 512
+"""Different stacks in one answer."""
+CODE_LINES_MAX = 2_048
+"""Different lines of code in one answer."""
+SAMPLES_MAX = 100
+SAMPLING_MS_MAX = 5_000
+"""Time over which stacks are sampled for one question."""
+LOG_CHARACTERS_MAX = 256 * 1024
+"""Of a worker's log in one answer."""
+
+
+class QuestionKind(StrEnum):
+    """What a worker can be asked."""
+
+    STACKS = "stacks"
+    """Where its threads are, sampled."""
+    LOG = "log"
+    """The newest lines of its log."""
+
+
+QuestionName: TypeAlias = Annotated[str, msgspec.Meta(max_length=32)]
+QuestionKinds: TypeAlias = Annotated[tuple[QuestionName, ...], msgspec.Meta(max_length=16)]
+
+
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
     """A foreign text, cut to so many bytes of UTF-8 with `...` at its end. The result can always be encoded: the name of an
     undecodable file has lone surrogates, and a message with one of them could never be sent."""
@@ -396,6 +424,8 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     """Which process `pid` is, to a launcher on the same host: see operators/worker/working_folders.py. Empty: not known."""
     data_socket: str = ""
     """Path of a unix socket for peers of the same host; empty: there is none."""
+    questions: QuestionKinds = ()
+    """Kinds of questions that the process answers; workers of older versions know none."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -430,6 +460,69 @@ class StatusBatch(msgspec.Struct, frozen=True):
     slot: _Int
     session: str
     subtasks: tuple[SubtaskStatus, ...]
+
+
+class CodeLine(msgspec.Struct, frozen=True):
+    """Where a frame of a stack is. It holds no variable and no argument."""
+
+    function: Annotated[str, msgspec.Meta(max_length=FRAME_CHARACTERS_MAX)]
+    """Qualified name."""
+    file: Annotated[str, msgspec.Meta(max_length=FRAME_CHARACTERS_MAX)]
+    line: _Count
+    own: bool = False
+    """Of Holdfast, and not of the job or a library."""
+
+
+class SampledStack(msgspec.Struct, frozen=True):
+    """One stack of one thread, and how often it was seen."""
+
+    thread: Annotated[str, msgspec.Meta(max_length=FRAME_CHARACTERS_MAX)]
+    frames: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=STACK_FRAMES_MAX)]
+    """Indices in `WorkerAnswer.code`, outermost first. Of a deeper stack the outermost are left out."""
+    samples: _Count
+    on_cpu: _Count = 0
+    """Of `samples`: the thread had a processor most of the time since the sample before."""
+    off_cpu: _Count = 0
+    """Of `samples`: it waited most of it. The rest is not known, as the first sample is."""
+    vertex: str = ""
+    """Of the subtask that the thread was working for; empty: for none that is known."""
+    subtask: _Int = -1
+    idle: bool = False
+    """It waits for work."""
+
+
+class LogTail(msgspec.Struct, frozen=True):
+    """The newest lines of a worker's log, as its loggers let them through, without secrets."""
+
+    text: Annotated[str, msgspec.Meta(max_length=LOG_CHARACTERS_MAX)] = ""
+    changed_ms: _Int = -1
+    """When the newest line was written, wall clock; -1: none was."""
+    left_out: _Count = 0
+    """Lines since the process began that are not kept any more."""
+
+
+class WorkerAnswer(msgspec.Struct, frozen=True):
+    """Body of POST .../answers: what a worker's control thread says to a question."""
+
+    epoch: _Int
+    slot: _Int
+    session: str
+    attempt: _Int
+    """Attempt that the process was running when it answered, 0 for none."""
+    question: Annotated[str, msgspec.Meta(max_length=QUESTION_ID_CHARACTERS)]
+    kind: QuestionName
+    known: bool = True
+    """False: the worker does not know this kind."""
+    samples: _Count = 0
+    """Of stacks: how often each thread was looked at."""
+    sampled_ms: _Count = 0
+    """From the first of these to the last."""
+    code: Annotated[tuple[CodeLine, ...], msgspec.Meta(max_length=CODE_LINES_MAX)] = ()
+    stacks: Annotated[tuple[SampledStack, ...], msgspec.Meta(max_length=STACKS_MAX)] = ()
+    """Most frequent first."""
+    left_out: _Count = 0
+    """Samples of stacks that had no room."""
+    log: LogTail | None = None
 
 
 # ---------------------------------------------------------------------------------------------- coordinator -> worker
@@ -588,6 +681,20 @@ WorkerCommand: TypeAlias = (
 )
 
 
+class WorkerQuestion(msgspec.Struct, frozen=True):
+    """Something that people want to know of a worker. It changes nothing there, and is not repeated if it is lost."""
+
+    id: str
+    """Drawn by the coordinator for this question."""
+    kind: str
+    """A QuestionKind; of a newer coordinator perhaps another one."""
+    attempt: int
+    samples: int = 1
+    """Of stacks: how often to look, at most."""
+    interval_ms: int = 0
+    """Of stacks: from one look to the next."""
+
+
 class NumberedCommand(msgspec.Struct, frozen=True):
     """One line of the command stream. `number` is 1, 2, 3 ... per (epoch, session)."""
 
@@ -596,6 +703,9 @@ class NumberedCommand(msgspec.Struct, frozen=True):
     number: int
     command: WorkerCommand | None
     """None: keep-alive, carries the number of the last command sent."""
+    question: WorkerQuestion | msgspec.UnsetType = msgspec.UNSET
+    """Of a keep-alive: asked beside the commands. A stream that is resumed does not bring it again, and a worker that does not know
+    the field takes the line for what it is."""
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):

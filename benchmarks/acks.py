@@ -50,6 +50,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, OperatorSubtaskState, StateMeta
 from holdfast.statebackends.keygroups import assign_key_groups
+from holdfast.statebackends.layout import CA_FILE
 
 Row = dict[str, Any]
 
@@ -174,6 +175,8 @@ class Sidecar:
     url: str
     token: str
     process: psutil.Process
+    authorities: str | None = None
+    """Certificates that its clients trust; None: it has no TLS."""
 
     def cpu_seconds(self) -> float:
         times = self.process.cpu_times()
@@ -181,15 +184,17 @@ class Sidecar:
 
 
 @contextmanager
-def serving(root: Path = ROOT) -> Iterator[Sidecar]:
-    """A sidecar of the code at `root`, on a scratch directory."""
+def serving(root: Path = ROOT, *, tls: bool = False) -> Iterator[Sidecar]:
+    """A sidecar of the code at `root`, on a scratch directory; with TLS and an authority of its own, or in clear text."""
     with tempfile.TemporaryDirectory(prefix="holdfast-acks-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", folder]
+        command += ["--tls", "auto"] if tls else []
         process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())
-            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid))
+            trusted = (Path(folder) / CA_FILE).read_text() if tls else None
+            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid), trusted)
         finally:
             process.terminate()
             process.communicate(timeout=30)

@@ -2,9 +2,10 @@
 
 A job whose workers process nothing (the real session and gateway, without Spark) checkpoints every second: first undisturbed, then
 while thousands of silent connections are held open, each replaced as soon as it is closed, and four bodies of 60 MiB at a time are
-posted with the token. The lease is five seconds: one that runs out restarts the job.
+posted with the token; then while hundreds of connections send their heads a byte at a time, and viewers ask as fast as they can.
+The lease is five seconds: one that runs out restarts the job.
 
-    python -m benchmarks.flood [--quick] [--root <checkout of the sidecar>]"""
+    python -m benchmarks.flood [--quick] [--tls] [--root <checkout of the sidecar>]"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,6 +48,7 @@ from holdfast.barriers.messages import (
 from holdfast.operators.task.pool import SystemClock
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
 from holdfast.operators.worker.session_events import Action, Event, PostAcks, PostHeartbeat, WorkerIdentity
+from holdfast.operators.worker.trust import client_context
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 
@@ -86,7 +88,7 @@ class SpeakingWorker:
         identity = WorkerIdentity(job_id, slot, submission, 1, f"n{slot}", os.getpid(), "here", f"tcp://h:{slot + 1}", nonce)
         self.gateway = TimedGateway(
             identity,
-            CoordinatorAddress(sidecar.url, sidecar.token),
+            CoordinatorAddress(sidecar.url, sidecar.token, authorities=sidecar.authorities),
             SystemClock(),
             deliver=self._deliver,
             metrics=lambda attempt: (),
@@ -107,7 +109,7 @@ def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[Spea
     graph = make_graph(WORKERS, VERTICES)
     pace = {"checkpoint_interval_ms": 1_000, "heartbeat_interval_ms": HEARTBEAT_MS, "heartbeat_timeout_ms": LEASE_MS}
     config = msgspec.structs.replace(graph.config, **pace)
-    client = RestClient(sidecar.url, sidecar.token, reconnect_timeout_s=0)
+    client = RestClient(sidecar.url, sidecar.token, authorities=sidecar.authorities, reconnect_timeout_s=0)
     accepted = client.submit(Submission(msgspec.structs.replace(graph, config=config), fresh=True))
     facts = (accepted.submission, accepted.directory_nonce, len(graph.vertices))
     workers = [SpeakingWorker(sidecar, accepted.job_id, slot, *facts) for slot in range(WORKERS)]
@@ -125,10 +127,11 @@ def checkpointing(sidecar: Sidecar) -> Iterator[tuple[RestClient, str, list[Spea
 class Probe:
     """Requests `/healthz` on a new connection each time, as monitoring would."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authorities: str | None) -> None:
         self.took_ms: list[float] = []
         self.failed = 0
         self._url = url
+        self._context = client_context(authorities)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -136,7 +139,8 @@ class Probe:
         while not self._stopping.wait(PROBE_S):
             began = time.perf_counter()
             try:
-                answer = urllib3.request("GET", f"{self._url}/healthz", timeout=10, retries=False)
+                with urllib3.PoolManager(ssl_context=self._context) as http:
+                    answer = http.request("GET", f"{self._url}/healthz", timeout=10, retries=False)
                 self.failed += answer.status != 200
             except urllib3.exceptions.HTTPError:
                 self.failed += 1
@@ -163,7 +167,7 @@ def _watch(
     for worker in workers:
         worker.gateway.took_ms = {"ack": [], "heartbeat": []}
     before, cpu = _shown(client, job_id), sidecar.cpu_seconds()
-    with Probe(sidecar.url) as probe:
+    with Probe(sidecar.url, sidecar.authorities) as probe:
         time.sleep(seconds)
     cpu = sidecar.cpu_seconds() - cpu
     after = _shown(client, job_id)
@@ -197,12 +201,29 @@ def _shown(client: RestClient, job_id: str) -> dict[str, Any]:
         return dict.fromkeys(("completed", "failed", "restarts"), math.nan)
 
 
+class Phase(NamedTuple):
+    """What a flood is made of; nothing: peace."""
+
+    name: str
+    connections: int = 0
+    """Silent ones."""
+    bodies: int = 0
+    """Large ones, at a time."""
+    slow: int = 0
+    """Connections that send their heads, or their handshakes, a byte at a time."""
+    viewers: int = 0
+    """Viewers of one token who ask again as soon as they are answered."""
+
+
 @contextmanager
-def flooding(url: str, token: str, job_id: str, connections: int, bodies: int) -> Iterator[None]:
+def flooding(sidecar: Sidecar, job_id: str, phase: Phase) -> Iterator[None]:
     """The flood, from a process of its own, once all of it has begun."""
-    command = [sys.executable, "-m", "benchmarks.flood", "--attack", url, "--job", job_id]
-    command += ["--connections", str(connections), "--bodies", str(bodies)]
-    environment = {**os.environ, "HOLDFAST_TOKEN": token}
+    client = RestClient(sidecar.url, sidecar.token, authorities=sidecar.authorities)
+    viewer = str(client.issue_token("viewer", name="flood")["token"])
+    client.close()
+    command = [sys.executable, "-m", "benchmarks.flood", "--attack", sidecar.url, "--job", job_id, "--phase", json.dumps(phase)]
+    secrets = {"HOLDFAST_TOKEN": sidecar.token, "HOLDFAST_VIEWER": viewer, "HOLDFAST_AUTHORITIES": sidecar.authorities or ""}
+    environment = {**os.environ, **secrets}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -213,43 +234,61 @@ def flooding(url: str, token: str, job_id: str, connections: int, bodies: int) -
         process.communicate()
 
 
-PHASES = (("peace", 0, 0), ("connections", CONNECTIONS, 0), ("bodies", 0, BODIES), ("both", CONNECTIONS, BODIES))
+PHASES = (
+    Phase("peace"),
+    Phase("connections", CONNECTIONS),
+    Phase("bodies", bodies=BODIES),
+    Phase("both", CONNECTIONS, BODIES),
+    Phase("slow", slow=500),
+    Phase("viewers", viewers=20),
+    Phase("slow and viewers", slow=500, viewers=20),
+)
 
 
 def measure(
-    *, quick: bool = False, root: Path = ROOT, phases: tuple[tuple[str, int, int], ...] = PHASES, seconds: float | None = None
+    *,
+    quick: bool = False,
+    root: Path = ROOT,
+    phases: tuple[Phase, ...] = PHASES,
+    seconds: float | None = None,
+    tls: bool = False,
 ) -> list[Row]:
-    """Phases: undisturbed, each half of the flood, both. A phase: its name, silent connections, large bodies."""
+    """Phases: undisturbed, each part of the flood, several."""
     seconds = seconds or (5.0 if quick else 20.0)
-    with serving(root) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
+    with serving(root, tls=tls) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
         rows = []
-        for name, connections, bodies in phases:
+        for phase in phases:
             with contextlib.ExitStack() as attack:
-                if connections or bodies:
-                    attack.enter_context(flooding(sidecar.url, sidecar.token, job_id, connections, bodies))
+                if any(phase[1:]):
+                    attack.enter_context(flooding(sidecar, job_id, phase))
                     time.sleep(1.0)
-                facts = {"connections": connections, "bodies": bodies}
-                rows.append(_watch(name, seconds, sidecar, client, job_id, workers, **facts))
+                facts = {"tls": tls, **dict(zip(Phase._fields[1:], phase[1:], strict=True))}
+                rows.append(_watch(phase.name, seconds, sidecar, client, job_id, workers, **facts))
         return rows
 
 
 # ------------------------------------------------------------------------------------------------------------- attack
 
 
-def attack(url: str, token: str, job_id: str, connections: int, bodies: int) -> None:
-    """Hold silent connections, and post bodies, until killed."""
+def attack(url: str, token: str, job_id: str, phase: Phase) -> None:
+    """Hold silent and slow connections, post bodies and ask as viewers, until killed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
     target = (address.hostname, address.port)
-    begun = threading.Barrier(bodies + 1)
-    for number in range(bodies):
+    begun = threading.Barrier(phase.bodies + 1)
+    for number in range(phase.bodies):
         body = large_body(number)
         threading.Thread(target=_post_for_ever, args=(url, token, job_id, body, begun), daemon=True).start()
+    for _ in range(phase.viewers):
+        threading.Thread(target=_ask_for_ever, args=(url, job_id), daemon=True).start()
     begun.wait()
-    _hold_for_ever(target, connections)
+    if phase.slow:
+        word = b"\x16\x03\x01\x02\x00" if address.scheme == "https" else b"GET / HTTP/1.1\r\nX-Padding: "
+        threading.Thread(target=_drip_for_ever, args=(target, phase.slow, word), daemon=True).start()
+    _hold_for_ever(target, phase.connections)
 
 
 def large_body(number: int) -> bytes:
@@ -269,6 +308,39 @@ def _post_for_ever(url: str, token: str, job_id: str, body: bytes, begun: thread
     while True:
         with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
             urllib3.request("POST", f"{url}/v1/jobs/{job_id}/workers/0/acks", body=body, headers=headers, timeout=60, retries=False)
+
+
+def _ask_for_ever(url: str, job_id: str) -> None:
+    """One viewer, on one connection."""
+    headers = {"Authorization": f"Bearer {os.environ['HOLDFAST_VIEWER']}"}
+    context = client_context(os.environ["HOLDFAST_AUTHORITIES"] or None)
+    http = urllib3.PoolManager(headers=headers, ssl_context=context, timeout=60, retries=False)
+    while True:
+        with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+            http.request("GET", f"{url}/v1/jobs/{job_id}/checkpoints")
+
+
+def _drip_for_ever(target: tuple[str, int], count: int, word: bytes) -> None:
+    """Connections that send `word`, then a byte every half second, and are opened again when they are closed."""
+    opened: list[socket.socket] = []
+    while True:
+        while len(opened) < count:
+            slow = socket.create_connection(target)
+            slow.setblocking(False)
+            with contextlib.suppress(OSError):
+                slow.send(word)
+            opened.append(slow)
+        time.sleep(0.5)
+        for slow in list(opened):
+            try:
+                slow.send(b"x")
+                if not slow.recv(1):
+                    raise ConnectionResetError
+            except BlockingIOError:
+                continue
+            except OSError:
+                slow.close()
+                opened.remove(slow)
 
 
 def _hold_for_ever(target: tuple[str, int], connections: int) -> None:
@@ -302,13 +374,13 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--attack")
     parser.add_argument("--job")
-    parser.add_argument("--connections", type=int, default=CONNECTIONS)
-    parser.add_argument("--bodies", type=int, default=BODIES)
+    parser.add_argument("--phase", default="[]")
+    parser.add_argument("--tls", action="store_true")
     arguments = parser.parse_args()
     if arguments.attack:
-        attack(arguments.attack, os.environ["HOLDFAST_TOKEN"], arguments.job, arguments.connections, arguments.bodies)
+        attack(arguments.attack, os.environ["HOLDFAST_TOKEN"], arguments.job, Phase(*json.loads(arguments.phase)))
         return
-    for row in measure(quick=arguments.quick, root=arguments.root):
+    for row in measure(quick=arguments.quick, root=arguments.root, tls=arguments.tls):
         print(json.dumps(row))
 
 

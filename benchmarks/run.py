@@ -40,6 +40,8 @@ from benchmarks.row_windows import measure_timers
 from benchmarks.rowtable import measure as measure_row_table
 from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tables import measure as measure_tables
+from benchmarks.takeover import measure as measure_takeover
+from benchmarks.takeover import summary as summary_of_takeovers
 from benchmarks.tools import measure as measure_tools
 from benchmarks.transfers import measure as measure_transfers
 from benchmarks.views import measure as measure_views
@@ -323,6 +325,11 @@ def explain(bench: Bench, quick: bool) -> list[Row]:
     return measure_explain(quick=quick)
 
 
+def takeover(bench: Bench, quick: bool) -> list[Row]:
+    """kill -9 and SIGSTOP of the active one of two members: seconds until another leads the job, and the gap between records."""
+    return summary_of_takeovers(measure_takeover(2 if quick else 20))
+
+
 QUICK_SCALE = 0.05
 
 
@@ -342,7 +349,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
     "views": views,
-    "explain": explain,
+    "explain": explain, "takeover": takeover,
 }  # fmt: skip
 
 

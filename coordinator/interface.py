@@ -8,19 +8,30 @@ until this process has recovered it after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.dispatcher.questions import Question
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -32,7 +43,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 
 
@@ -133,6 +144,9 @@ class Coordinator(Protocol):
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         """The epoch of the leader. Raises FencedError for a session that is not the slot's current one: register again."""
 
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        """A worker's answer to a question. Raises FencedError for one that nobody waits for any more."""
+
     # -- requests of users
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
@@ -198,11 +212,15 @@ class Coordinator(Protocol):
 
     def job(self, job_id: str) -> JobView: ...
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        """A job and its checkpoints of one view."""
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        """All jobs, or some, that began last first; each is of one view. A job that can't be shown is left out."""
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView: ...
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView: ...
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView: ...
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView: ...
 
@@ -220,8 +238,15 @@ class Coordinator(Protocol):
     def health(self, job_id: str) -> HealthView:
         """Whether a job is safe, why it is slow, and where it will resume."""
 
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        """What a worker says about itself: sampled stacks, or its log. It changes nothing. An answer of the last 5 s counts.
+
+        Raises NotFoundError (job, slot), QuestionNotKnownError for a worker of an older version, WorkerSilentError if it does not
+        answer within some seconds, WorkerBusyError, FencedError for a job that has ended."""
+
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         """Why a checkpoint was slow, failed or is pending; without an id, of the one that is worth it, or why there is none.
+        A worker of a missing acknowledgement is asked where it is, for two seconds at most.
 
         Raises NotFoundError (checkpoint=...) for an id that the job does not show."""
 

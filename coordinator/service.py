@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     StatusBatch,
+    WorkerAnswer,
     clip,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
@@ -32,6 +33,7 @@ from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.explain.records import Explanation, HealthView
@@ -45,6 +47,7 @@ from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointStatsView,
     CheckpointView,
@@ -56,7 +59,7 @@ from holdfast.coordinator.views import (
     SavepointPlaces,
     SeriesView,
     TriggerView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
@@ -107,7 +110,8 @@ class CoordinatorService:
         self._registry, self._recovery = self._host.registry, self._host.recovery
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock)
+        self._questions = WorkerQuestions(self._calls, clock)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions)
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
@@ -227,6 +231,9 @@ class CoordinatorService:
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._calls.call_in_session(job_id, lambda ticket: job_events.HeartbeatReceived(ticket, message))
 
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._calls.call_in_session(job_id, lambda ticket: job_events.AnswerReceived(ticket, answer))
+
     # ----------------------------------------------------------------------------------------------- requests of users
 
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
@@ -332,14 +339,17 @@ class CoordinatorService:
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return self._queries.whole_job(job_id)
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        return self._queries.whole_jobs(job_ids, live_only=live_only)
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         return self._queries.checkpoints(job_id)
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> CheckpointView:
         return self._queries.checkpoint(job_id, checkpoint_id)
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        return self._queries.checkpoint_vertex(job_id, checkpoint_id, vertex)
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         return self._queries.checkpoint_config(job_id)
@@ -363,6 +373,9 @@ class CoordinatorService:
 
     def explain(self, job_id: str, checkpoint_id: int | None = None) -> Explanation:
         return self._diagnosis.explain(job_id, checkpoint_id)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._questions.ask(question)
 
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()

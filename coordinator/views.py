@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState
+from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState, WorkerAnswer
 from holdfast.coordinator.totals import Totals
 
 
@@ -143,6 +143,13 @@ class JobView(msgspec.Struct, frozen=True):
     """Counts of the submission's operators; records that are read again after a restart count once."""
     restarts_at_ms: int = -1
     """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
+
+
+class WholeJobView(msgspec.Struct, frozen=True):
+    """One job and its checkpoints, as they were at one moment."""
+
+    job: JobView
+    checkpoints: CheckpointStatsView
 
 
 class SubtaskCheckpointView(msgspec.Struct, frozen=True):
@@ -437,6 +444,14 @@ class SavepointPlaces(msgspec.Struct, frozen=True):
     """`savepoint_directory` of jobs."""
     folders: frozenset[str] = frozenset()
     """Folders of single savepoints."""
+
+
+class AnswerView(msgspec.Struct, frozen=True):
+    """What a worker said about itself."""
+
+    answer: WorkerAnswer
+    as_of_ms: int
+    """When it arrived, wall clock."""
 
 
 class ClusterView(msgspec.Struct, frozen=True):

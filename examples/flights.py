@@ -8,6 +8,7 @@ compared, row for row, with plain Spark SQL over the same file.
 
     make demo                          # or: python examples/flights.py --seed 7
     make demo ARGS=--each-worker       # kills, and stops for good, each worker in turn
+    make demo ARGS=--ha                # two members: kills the active one, and another one takes over
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -128,10 +130,12 @@ def build(flights: Any, folder: Path, url: str, parallelism: int, *, each_worker
 # ---------------------------------------------------------------------------------------------------------- the drill
 
 
-def run(seed: int, folder: Path, *, each_worker: bool = False) -> str:
+def run(seed: int, folder: Path, *, each_worker: bool = False, ha: bool = False) -> str:
     """The whole demo below `folder`; the final line. Raises DemoError when anything is not as promised."""
     moments = random.Random(seed)
     spark = make_session(folder)
+    if ha:
+        return run_members(moments, spark, folder)
     coordinator = chaos.Coordinator(folder / "state")
     (folder / "state").mkdir()
     try:
@@ -147,6 +151,55 @@ def run(seed: int, folder: Path, *, each_worker: bool = False) -> str:
     finally:
         coordinator.stop()
         spark.stop()
+
+
+def run_members(moments: random.Random, spark: Any, folder: Path) -> str:
+    """The demo with two members; the final line."""
+    members = chaos.Members(folder / "state")
+    (folder / "state").mkdir()
+    try:
+        members.start()
+        flights = check.register(spark, check.csv_path(folder))
+        say(f"two members, {members.url.replace(',', ' and ')}")
+        drill, outputs = with_members(moments, flights, folder, members)
+        line = verdict(spark, outputs, [drill])
+        check_status(folder / "state")
+        return line
+    finally:
+        members.stop()
+        spark.stop()
+
+
+def with_members(
+    moments: random.Random, flights: Any, folder: Path, members: chaos.Members
+) -> tuple[chaos.Drill, dict[str, Any]]:
+    """Parallelism 2: lose the active member and a worker, then run to the end of the data."""
+    env = build(flights, folder, members.url, parallelism=2)
+    with env.execute() as handle:
+        drill = chaos.Drill(handle, folder / "trace", say)
+        chaos.wait_for("the first checkpoint", lambda: drill.checkpoints()["counts"]["completed"] > 0, chaos.WAIT_S)
+        say("the job runs at parallelism 2")
+        chaos.pause(moments.uniform(0.5, 3))
+        drill.lose_active(members)
+        say(f"another member stands by at {members.start_one()}")
+        chaos.pause(moments.uniform(0.5, 2))
+        drill.kill_worker(moments.randrange(2), checkpoint_pending=True)
+        state = handle.wait(timeout_s=400)
+        if state != "FINISHED":
+            raise chaos.DemoError(f"the job ended {state}")
+        drill.check_nothing_late()
+    return drill, {sink.sink_id: sink for sink in env.sinks}
+
+
+def check_status(state: Path) -> None:
+    """`holdfast status flights` says that all is well; DemoError unless it ends with 0."""
+    command = [sys.executable, "-m", "holdfast", "status", "flights", "--state-dir", str(state)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    say("holdfast status flights")
+    for line in ended.stdout.strip().splitlines():
+        say(f"    {line}")
+    if ended.returncode != 0:
+        raise chaos.DemoError(f"holdfast status ended with {ended.returncode}: {ended.stderr.strip()}")
 
 
 def first_half(
@@ -224,9 +277,11 @@ def verdict(spark: Any, sinks: dict[str, Any], drills: list[chaos.Drill]) -> str
     worst = max(second for drill in drills for second in drill.recoveries)
     replaced = [second for drill in drills for second in drill.replacements]
     hung = f"replaced_s={max(replaced):.2f} " if replaced else ""
+    takeovers = [second for drill in drills for second in drill.takeovers]
+    led = f" takeover_s={max(takeovers):.2f}" if takeovers else ""
     return (
         f"DEMO OK rows={rows} windows={days.count()} records={records.count()} kills={kills} "
-        f"recovery_s={worst:.2f} {hung}exact=true"
+        f"recovery_s={worst:.2f} {hung}exact=true{led}"
     )
 
 
@@ -263,6 +318,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="when things break; drawn, and printed, when not given")
     parser.add_argument("--keep", metavar="FOLDER", help="keep state, output and logs here")
     parser.add_argument("--each-worker", action="store_true", help="kill, and stop for good, each worker in turn instead")
+    parser.add_argument("--ha", action="store_true", help="two members, and the active one is killed")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
     folder = Path(args.keep or tempfile.mkdtemp(prefix="holdfast-demo-")).resolve()
@@ -271,7 +327,7 @@ def main() -> int:
     if args.keep:
         say(f"state, output and logs stay in {folder}")
     try:
-        print(run(seed, folder, each_worker=args.each_worker), flush=True)
+        print(run(seed, folder, each_worker=args.each_worker, ha=args.ha), flush=True)
         return 0
     except (chaos.DemoError, hf.HoldfastError) as error:
         print(f"DEMO FAILED seed={seed}: {error}", flush=True)

@@ -165,6 +165,72 @@ class Coordinator:
                 self.process.wait()
 
 
+class Members:
+    """Two real `holdfast serve --ha` processes on a state directory, of which one is active."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self._urls: dict[subprocess.Popen[bytes], str] = {}
+        self._http = urllib3.PoolManager(retries=False, timeout=2)
+        self._started = 0
+
+    @property
+    def url(self) -> str:
+        """Both URLs, as `coordinator=` takes them."""
+        return ",".join(self._urls.values())
+
+    def start(self) -> None:
+        """Start both and wait until one is active and the other stands by."""
+        for _ in range(2):
+            self.start_one()
+        wait_for("an active member", self.active, WAIT_S)
+        wait_for("one that stands by", lambda: any(self._says("standby", url) for url in self._urls.values()), WAIT_S)
+
+    def start_one(self) -> str:
+        """Start a member; its URL."""
+        self._started += 1
+        announced = self.state.parent / f"member-{self._started}.json"
+        command = [sys.executable, "-m", "holdfast", "serve", "--ha", "--json", "--port", "0", "--state-dir", str(self.state)]
+        with open(announced, "wb") as out, open(self.state.parent / "coordinator.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=out, stderr=log)
+        wait_for("a member listens", lambda: announced.read_text().endswith("\n") or process.poll() is not None, WAIT_S)
+        if process.poll() is not None:
+            raise DemoError(f"a member ended: see {self.state.parent / 'coordinator.log'}")
+        self._urls[process] = json.loads(announced.read_text())["url"]
+        return self._urls[process]
+
+    def _says(self, what: str, url: str) -> bool:
+        try:
+            return self._http.request("GET", f"{url}/{what}").status == 200
+        except urllib3.exceptions.HTTPError:
+            return False
+
+    def active(self) -> subprocess.Popen[bytes] | None:
+        """The member that says it is the active one."""
+        return next((process for process, url in self._urls.items() if self._says("leader", url)), None)
+
+    def kill_active(self) -> int:
+        """kill -9; its pid."""
+        process = self.active()
+        if process is None:
+            raise DemoError("no member is active")
+        process.kill()
+        process.wait()
+        del self._urls[process]
+        return process.pid
+
+    def stop(self) -> None:
+        """Terminate all; idempotent."""
+        for process in self._urls:
+            process.terminate()
+        for process in self._urls:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
 @dataclass
 class Drill:
     """Breaks one running job on purpose and keeps the evidence."""
@@ -176,6 +242,8 @@ class Drill:
     recoveries: list[float] = field(default_factory=list)
     replacements: list[float] = field(default_factory=list)
     """Seconds from the loss of a worker that stood still to its successor's first record."""
+    takeovers: list[float] = field(default_factory=list)
+    """Seconds from the death of the active member until another one leads the job with all workers."""
     kills_with_checkpoint_pending: int = 0
     restored_ids: list[int] = field(default_factory=list)
 
@@ -262,7 +330,37 @@ class Drill:
         self.say(f"kill -9 coordinator, for {dead_for_s:.1f} s")
         pause(dead_for_s)
         coordinator.start()
+        self._wait_for_workers(pids)
+        gap = self._check_undisturbed(before, pids, at)
+        self.say(
+            f"    same workers, same attempt {before['attempt']}, {completed} checkpoints before;"
+            f" longest gap between records {gap:.2f} s"
+        )
+
+    def lose_active(self, members: Members) -> None:
+        """kill -9 the active member; another one takes over, and the workers go on as if nothing had happened."""
+        before, pids = self.workers(), self.pids()
+        wait_for("records before the kill", lambda: self.flowing(list(pids.values()), time.time() - 1), WAIT_S)
+        pending = wait_for("a pending checkpoint", self.pending, WAIT_S, every_s=0.002)
+        pid = members.kill_active()
+        at = time.time()
+        self.kills += 1
+        self.say(f"kill -9 the active member (pid {pid}), checkpoint {pending[0]} pending")
+        wait_for("another active member", members.active, WAIT_S)
+        self._wait_for_workers(pids)
+        self.takeovers.append(time.time() - at)
+        self.kills_with_checkpoint_pending += 1
+        gap = self._check_undisturbed(before, pids, at)
+        self.say(
+            f"    led again after {self.takeovers[-1]:.2f} s by another member; same workers, same attempt {before['attempt']};"
+            f" longest gap between records {gap:.2f} s"
+        )
+
+    def _wait_for_workers(self, pids: dict[int, int]) -> None:
         wait_for("the workers to come back", lambda: self.pids().keys() == pids.keys() and self._running(), WAIT_S)
+
+    def _check_undisturbed(self, before: dict[str, Any], pids: dict[int, int], at: float) -> float:
+        """Checkpoints and records go on; the longest gap between two records since `at`, seconds. DemoError if a worker changed."""
         wait_for("a checkpoint after the restart", lambda: self.checkpoints()["counts"]["completed"] > 0, WAIT_S)
         back = time.time()
         wait_for("records after the restart", lambda: self.flowing(list(pids.values()), back), WAIT_S)
@@ -271,10 +369,7 @@ class Drill:
         gaps = [beat.gap for pid in pids.values() for beat in beats(self.trace, pid) if at <= beat.time <= back + 1]
         if max(gaps) > GAP_MAX_S:
             raise DemoError(f"a gap of {max(gaps):.2f} s between records while the coordinator was dead")
-        self.say(
-            f"    same workers, same attempt {before['attempt']}, {completed} checkpoints before;"
-            f" longest gap between records {max(gaps):.2f} s"
-        )
+        return max(gaps)
 
     def check_nothing_late(self) -> None:
         """The bound of the watermark must be large enough; DemoError when it is not."""

@@ -169,6 +169,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import PermissionDeniedError as PermissionDeniedError
     from holdfast.statebackends.errors import ProtocolError as ProtocolError
     from holdfast.statebackends.errors import QueryStoppedError as QueryStoppedError
+    from holdfast.statebackends.errors import QuestionNotKnownError as QuestionNotKnownError
     from holdfast.statebackends.errors import ReadOnlyStateError as ReadOnlyStateError
     from holdfast.statebackends.errors import RecoveringError as RecoveringError
     from holdfast.statebackends.errors import RestoreError as RestoreError
@@ -194,6 +195,8 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import UnknownColumnError as UnknownColumnError
     from holdfast.statebackends.errors import UnsupportedVersionError as UnsupportedVersionError
     from holdfast.statebackends.errors import UserFunctionError as UserFunctionError
+    from holdfast.statebackends.errors import WorkerBusyError as WorkerBusyError
+    from holdfast.statebackends.errors import WorkerSilentError as WorkerSilentError
     from holdfast.statebackends.secrets import Secret as Secret
     from holdfast.statebackends.state import AggregateFunction as AggregateFunction
     from holdfast.statebackends.state import AggregatingStateDescriptor as AggregatingStateDescriptor
@@ -361,6 +364,7 @@ _EXPORTS = {
         "PermissionDeniedError",
         "ProtocolError",
         "QueryStoppedError",
+        "QuestionNotKnownError",
         "ReadOnlyStateError",
         "RecoveringError",
         "RestoreError",
@@ -386,6 +390,8 @@ _EXPORTS = {
         "UnknownColumnError",
         "UnsupportedVersionError",
         "UserFunctionError",
+        "WorkerBusyError",
+        "WorkerSilentError",
     ),
     "holdfast.statebackends.secrets": ("Secret",),
     "holdfast.statebackends.state": (

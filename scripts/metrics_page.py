@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from holdfast.api.events.stream import EventStreams  # noqa: E402
+from holdfast.api.events.webhooks import Webhooks  # noqa: E402
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits  # noqa: E402
 from holdfast.api.http.protocol import ConnectionGuard  # noqa: E402
 from holdfast.api.routes import metrics  # noqa: E402
@@ -81,7 +82,7 @@ def rows() -> list[Row]:
     guard = ConnectionGuard(ConnectionLimits(64, 16, 8), BodyBudget(1, kept_for_workers=0))
     found = [*_families(metrics.CoordinatorCollector(_Nobody()).collect())]  # type: ignore[arg-type]
     found += _families(metrics.ConnectionCollector(guard).collect())
-    found += _families(metrics.EventCollector(EventStreams()).collect())
+    found += _families(metrics.EventCollector(EventStreams(), Webhooks((), _Nobody(), "")).collect())
     found += _registered(metrics.HttpMetrics(CollectorRegistry()))
     return sorted(found, key=lambda row: row.name)
 

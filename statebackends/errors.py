@@ -591,6 +591,25 @@ class NotFoundError(HoldfastError):
     kept: Sequence[int] | None = None
 
 
+class QuestionNotKnownError(NotFoundError):
+    """A worker does not know a kind of question: it is of another version. Nothing is wrong with it."""
+
+    kind: str
+    """Value of QuestionKind."""
+
+
+class WorkerSilentError(StorageUnavailableError):
+    """A worker that was asked about itself did not answer: its process or host hangs, it is gone, or its attempt is over."""
+
+    slot: int
+
+
+class WorkerBusyError(StorageUnavailableError):
+    """A worker is being asked already, or many are: ask again."""
+
+    slot: int | None = None
+
+
 class AuthenticationError(HoldfastError):
     """The bearer token is missing or wrong, or it has expired or was revoked."""
 
@@ -605,6 +624,12 @@ class AccessDeniedError(HoldfastError):
     """Kind of the request: view, operate, administer or work."""
     job: str | None = None
     """The only job that the token is for."""
+
+
+class TooManyRequestsError(StorageUnavailableError):
+    """The caller asks more often than it may: ask again later."""
+
+    retry_after_ms: int
 
 
 class TransportSecurityError(HoldfastError):

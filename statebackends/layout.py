@@ -3,6 +3,7 @@
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them,
     <state-dir>/_service/audit/<chain>-<n>.jsonl                  and who did
+    <state-dir>/_service/webhooks/<name>/<n>.json                 which events a webhook has had
     <state-dir>/_service/tls/authority.pem  _ca.pem               the authority of their certificates; what clients need of it
     <state-dir>/_service/leader/<epoch>  members/<member>-<beat>.json    which of several members is the active one, and who lives
     <state-dir>/<job>/leader/<epoch>                              who leads the job
@@ -66,6 +67,10 @@ TOKENS_FOLDER = f"{SERVICE_FOLDER}/tokens"
 """Records of issued tokens."""
 AUDIT_FOLDER = f"{SERVICE_FOLDER}/audit"
 """Chains of the audit log."""
+WEBHOOKS_FOLDER = f"{SERVICE_FOLDER}/webhooks"
+"""Where each webhook has got to."""
+DOCTOR_FOLDER = f"{SERVICE_FOLDER}/doctor"
+"""Folder of files by which `holdfast doctor` tries a storage; it deletes them."""
 AUTHORITY_FILE = f"{SERVICE_FOLDER}/tls/authority.pem"
 """Key and certificate of the authority of the coordinators' certificates."""
 SERVICE_LEADERS_FOLDER = f"{SERVICE_FOLDER}/leader"
@@ -79,6 +84,7 @@ _DIRECTORY_FILES = re.compile(
     rf"{DIRECTORY_FILE}|{re.escape(RUN_FILE)}(\.\w+)?|{re.escape(CA_FILE)}(\.\w+)?|{TOKEN_FILE}|{GUARD_FILE}(\.\w+)?"
     rf"|{re.escape(AUTHORITY_FILE)}(\.\w+)?|{WORKER_KEY_FILE}|{TOKENS_FOLDER}/[0-9a-f]+\.json|{AUDIT_FOLDER}/[0-9a-f]+-[0-9]+\.jsonl"
     rf"|{SERVICE_LEADERS_FOLDER}/[0-9]+|{MEMBERS_FOLDER}/[0-9a-f]+-[0-9]+\.json"
+    rf"|{WEBHOOKS_FOLDER}/[a-z0-9-]+/[0-9]+\.json|{DOCTOR_FOLDER}/[0-9a-f]+/[a-z0-9-]+"
 )
 _SIGN_NAME = re.compile(r"([0-9a-f]{1,64})-([1-9][0-9]{0,17})\.json")
 _AUDIT_FILE = re.compile(rf"{AUDIT_FOLDER}/([0-9a-f]{{1,64}})-([0-9]{{1,12}})\.jsonl")
@@ -98,6 +104,28 @@ def parse_audit_path(path: str) -> tuple[str, int]:
     """Chain and number of a file of the audit log; ("", -1) for any other path."""
     found = _AUDIT_FILE.fullmatch(path)
     return (found[1], int(found[2])) if found is not None else ("", -1)
+
+
+def doctor_folder(nonce: str) -> str:
+    """Folder of one run of `holdfast doctor`."""
+    return f"{DOCTOR_FOLDER}/{nonce}"
+
+
+def webhook_folder(name: str) -> str:
+    """Folder of the places of one webhook."""
+    return f"{WEBHOOKS_FOLDER}/{name}"
+
+
+def webhook_places(name: str, number: int) -> str:
+    """The n-th file of the places of a webhook; the highest counts."""
+    return f"{webhook_folder(name)}/{number}.json"
+
+
+def parse_webhook_places(name: str) -> int:
+    """Number of a file in a webhook's folder; -1 for any other name."""
+    number = name.removesuffix(".json")
+    is_number = number != name and number.isdecimal() and number.isascii() and len(number) <= CHECKPOINT_DIGITS_MAX
+    return int(number) if is_number else -1
 
 
 def service_leader_path(epoch: int) -> str:

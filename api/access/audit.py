@@ -10,6 +10,7 @@ Refusals are bounded: anybody can cause them."""
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
@@ -22,8 +23,10 @@ FILE_BYTES = 256 * 1024
 """A file that would be larger is written, and the next one begun."""
 WRITE_EVERY_MS = 1_000
 """Oldest line that waits, at most: what a coordinator that dies may lose."""
-REFUSALS_MAX = 50
+REFUSALS_MAX = 200
 """Refusals recorded one by one in REFUSALS_EVERY_MS; further ones are counted in one line."""
+REFUSALS_PER_SENDER_MAX = 20
+"""Of them of one credential, or of one address without any: one sender can't use up all."""
 REFUSALS_EVERY_MS = 60_000
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Lines that wait for a storage that does not answer; further ones are counted in one line."""
@@ -74,12 +77,37 @@ class Noted(msgspec.Struct, frozen=True):
     def is_refused(self) -> bool:
         return self.status in (401, 403)
 
+    @property
+    def sender(self) -> str:
+        """Credential, or address without its port: of IPv6 the network of 64 bits, all of which one machine may have."""
+        if self.credential:
+            return f"credential {self.credential}"
+        host = self.peer.rpartition(":")[0] or self.peer
+        return ":".join(host.split(":")[:4]) if ":" in host else host
+
 
 class FileReady(msgspec.Struct, frozen=True):
     """A file to be created."""
 
     path: str
     content: bytes
+
+
+class RefusalWindow:
+    """Which refusals are recorded one by one, and which are counted alone: a bound in all, and one for each sender."""
+
+    def __init__(self) -> None:
+        self._all = 0
+        self._by_sender: Counter[str] = Counter()
+
+    def admits(self, noted: Noted) -> bool:
+        """Whether a refusal is recorded; if so, it takes a place."""
+        sender = noted.sender
+        if self._all >= REFUSALS_MAX or self._by_sender[sender] >= REFUSALS_PER_SENDER_MAX:
+            return False
+        self._all += 1
+        self._by_sender[sender] += 1
+        return True
 
 
 class AuditRecorder:
@@ -95,18 +123,17 @@ class AuditRecorder:
         self._open_bytes = 0
         self._since_ms = now_ms
         self._ready: FileReady | None = None
-        self._refused = self._refusals_hidden = self._dropped = 0
+        self._refusals_hidden = self._dropped = 0
+        self._refusals = RefusalWindow()
         self._window_ms = now_ms
         self._add(AuditLine(0, NO_HASH, wall_ms, "started", heads=dict(list(heads.items())[:HEADS_MAX])), now_ms)
 
     def note(self, noted: Noted, *, now_ms: int, wall_ms: int) -> None:
         """Record a request; refusals and what storage does not take in time are counted beyond their bounds."""
         self._roll_window(now_ms, wall_ms)
-        if noted.is_refused:
-            if self._refused >= REFUSALS_MAX:
-                self._refusals_hidden += 1
-                return
-            self._refused += 1
+        if noted.is_refused and not self._refusals.admits(noted):
+            self._refusals_hidden += 1
+            return
         if self._open_bytes >= WAITING_BYTES_MAX:
             self._dropped += 1
             return
@@ -121,7 +148,7 @@ class AuditRecorder:
 
     def _roll_window(self, now_ms: int, wall_ms: int) -> None:
         if now_ms - self._window_ms >= REFUSALS_EVERY_MS:
-            self._window_ms, self._refused = now_ms, 0
+            self._window_ms, self._refusals = now_ms, RefusalWindow()
             self._count(self._refusals_hidden, "refusals beyond the bound", now_ms, wall_ms)
             self._refusals_hidden = 0
         if self._dropped and self._open_bytes < WAITING_BYTES_MAX:

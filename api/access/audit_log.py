@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.api.access.audit import (
-    REFUSALS_MAX,
     WRITE_EVERY_MS,
     AuditLine,
     AuditRecorder,
@@ -23,6 +22,7 @@ from holdfast.api.access.audit import (
     AuditVerifier,
     FileReady,
     Noted,
+    RefusalWindow,
     in_order,
 )
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
@@ -52,8 +52,9 @@ class AuditLog:
         self._recorder: AuditRecorder | None = None
         self._noted: list[tuple[Noted, int]] = []
         """Before the ends of other chains are known, each with its time."""
-        self._refusals = self._refusals_hidden = self._dropped = 0
-        """Of them: refusals among these, and what is only counted."""
+        self._refusals = RefusalWindow()
+        self._refusals_hidden = self._dropped = 0
+        """What is only counted of them."""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_failing = False
@@ -70,12 +71,11 @@ class AuditLog:
 
     def _keep(self, noted: Noted) -> None:
         """Refusals must not take the place of changes: anybody can cause them, and a storage may be down for long."""
-        if noted.is_refused and self._refusals >= REFUSALS_MAX:
+        if noted.is_refused and not self._refusals.admits(noted):
             self._refusals_hidden += 1
         elif len(self._noted) >= NOTED_MAX:
             self._dropped += 1
         else:
-            self._refusals += noted.is_refused
             self._noted.append((noted, _wall_ms()))
 
     def _begin_thread(self) -> None:

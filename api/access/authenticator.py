@@ -13,13 +13,23 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from anyio import CapacityLimiter, to_thread
 
 from holdfast.api.access import issued, worker_tokens
 from holdfast.api.access.issued import TokenRecord
-from holdfast.api.access.roles import ANY_JOB, Caller, Role
-from holdfast.statebackends.errors import AuthenticationError, HoldfastError, InvalidConfigError, StorageUnavailableError
+from holdfast.api.access.request_budget import RequestBudget
+from holdfast.api.access.roles import ANY_JOB, Access, Caller, Role
+from holdfast.api.access.sessions import OWN_TOKEN, Sessions
+from holdfast.statebackends.errors import (
+    AccessDeniedError,
+    AuthenticationError,
+    HoldfastError,
+    InvalidConfigError,
+    StorageUnavailableError,
+    TooManyRequestsError,
+)
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import FileFacts, Flow, Storage, T, run_flow
 
@@ -30,6 +40,10 @@ READ_EVERY_S = 2.0
 READ_TIMEOUT_S = 2.5
 RETRY_EVERY_S = 0.5
 """Pause behind a reading that failed: made-up tokens must not cause one each."""
+LOGINS_PER_S = 5
+"""Logins of one address; twice as many at once."""
+CLOCK_MS_MAX = 300_000
+"""Difference of clocks that is said: a token of another machine is from the future, or this machine's clock was changed."""
 _CREDENTIAL_BYTES_MAX = 8_192
 _UNKNOWN = "the state directory can't be read: whose the token is can't be told"
 
@@ -38,14 +52,36 @@ HERE = Caller(Role.ADMIN, credential="no token")
 """A caller on loopback of a service without a token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A session that was begun."""
+
+    caller: Caller
+    text: str
+    """What the browser keeps; empty where the service needs no credential."""
+    life_s: int
+
+
 class Authenticator:
     """Credentials of one service. All but `mint` and the changes of tokens run on its event loop."""
 
-    def __init__(self, location: str, token: str | None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        location: str,
+        token: str | None,
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
         """`location`: the state directory. `token`: the service's own; None: it has none, and knows no others."""
         self._location = location
         self._token = token.encode() if token is not None else None
         self._monotonic_s = monotonic_s
+        self._wall_ms = wall_ms
+        self._began_s, self._began_ms = monotonic_s(), wall_ms()
+        self._clock_said = 0
+        self._sessions = Sessions()
+        self._logins = RequestBudget()
         self._opened: Storage | None = None
         self._key: str | None = None
         self._records: Mapping[str, TokenRecord] = {}
@@ -85,9 +121,70 @@ class Authenticator:
         record = self._records.get(issued.token_id_of(token))
         if record is None or not issued.matches(record, token):
             return None
-        if record.is_expired(time.time_ns() // 1_000_000):
+        if record.is_expired(self.now_ms()):
             raise AuthenticationError(f"the token {record.name or record.token_id} has expired")
         return record.caller()
+
+    def now_ms(self) -> int:
+        """ms since the epoch by the later of two clocks: the machine's, and the one that it had at the start. So a clock that is
+        set back brings no expired token back to life; one that is set far is named."""
+        steady_ms = self._began_ms + round((self._monotonic_s() - self._began_s) * 1000)
+        wall_ms = self._wall_ms()
+        apart = round((wall_ms - steady_ms) / CLOCK_MS_MAX)
+        if apart != self._clock_said:
+            self._clock_said = apart
+            by_s = (wall_ms - steady_ms) // 1000
+            log.warning("the clock of this machine was set by %d s since the start: tokens end by the later one", by_s)
+        return max(wall_ms, steady_ms)
+
+    # -------------------------------------------------------------------------------------------------------- sessions
+
+    async def log_in(self, token: str, peer: str) -> Login:
+        """Begin a session. `peer`: the browser's address. Raises AuthenticationError, AccessDeniedError for a worker's token,
+        TooManyRequestsError, StorageUnavailableError."""
+        wait_ms = self._logins.take(peer, per_s=LOGINS_PER_S, now_ms=self._steady_ms())
+        if wait_ms:
+            raise TooManyRequestsError("too many logins from this address: try again later", retry_after_ms=wait_ms)
+        if not self.has_token:
+            return Login(HERE, "", 0)
+        caller = await self.caller_of(b"Bearer " + token.strip().encode("latin-1", "replace"))
+        if caller.role is Role.WORKER:
+            text = "a worker's token begins no session"
+            raise AccessDeniedError(text, role=caller.role.value, needed=Access.IDENTIFY.value)
+        secret_hash = self._records[caller.account].secret_hash if caller.account else ""
+        text, session = self._sessions.open(
+            caller.account or OWN_TOKEN,
+            secret_hash,
+            now_ms=self._steady_ms(),
+            wall_ms=self.now_ms(),
+            token_expires_ms=caller.expires_ms,
+        )
+        life_s = max(1, (session.ends_ms - self._steady_ms()) // 1000)
+        return Login(replace(caller, expires_ms=session.expires_at_ms), text, life_s)
+
+    async def caller_of_session(self, text: str) -> Caller:
+        """Who a session's request is from: who its token is for now. Raises AuthenticationError, StorageUnavailableError."""
+        session = self._sessions.find(text, now_ms=self._steady_ms())
+        if session is None:
+            raise AuthenticationError("the session has ended: log in again")
+        caller = ADMIN
+        if session.token_id != OWN_TOKEN:
+            await self._in_time(self._read, self._is_fresh)
+            record = self._records.get(session.token_id)
+            if record is None or record.secret_hash != session.secret_hash or record.is_expired(self.now_ms()):
+                self._sessions.close(text)
+                raise AuthenticationError("the session's token has expired or was revoked: log in again")
+            caller = record.caller()
+        return replace(caller, credential=f"session of {caller.credential}", expires_ms=session.expires_at_ms)
+
+    def log_out(self, text: str) -> None:
+        """End a session. Idempotent."""
+        self._sessions.close(text)
+
+    def _steady_ms(self) -> int:
+        return round(self._monotonic_s() * 1000)
+
+    # --------------------------------------------------------------------------------------------------------- storage
 
     def _is_fresh(self) -> bool:
         return self._read_s is not None and self._monotonic_s() - self._read_s < READ_EVERY_S
@@ -144,7 +241,22 @@ class Authenticator:
                 for problem in damaged:
                     log.warning("an issued token is refused: %s", problem)
             self._records = {record.token_id: record for record in known.values()}
+            self._check_clock(known)
             self._known, self._damaged, self._read_s = known, damaged, began_s
+
+    def _check_clock(self, known: Mapping[FileFacts, TokenRecord]) -> None:
+        """Name a clock that is off where another machine's says otherwise: a token can't be of the future."""
+        if known is self._known or not (new := [record for facts, record in known.items() if facts not in self._known]):
+            return
+        newest = max(new, key=lambda record: record.created_ms)
+        ahead_ms = newest.created_ms - self.now_ms()
+        if ahead_ms > CLOCK_MS_MAX:
+            log.warning(
+                "token %s was created %d s from now: the clock of this machine is behind, or that of its coordinator was ahead; "
+                "tokens end too late here, or too early there",
+                newest.token_id,
+                ahead_ms // 1000,
+            )
 
     def prepare(self) -> None:
         """Open what `worker_token` needs. Raises CorruptStateError, StorageUnavailableError: before a job is begun for nothing."""
@@ -159,7 +271,7 @@ class Authenticator:
         """Issue a token; its text is not kept anywhere. Raises InvalidConfigError, StorageUnavailableError."""
         if not self.has_token:
             raise InvalidConfigError("this service runs without tokens (--no-token): it would accept every caller", setting="token")
-        token, record = issued.draw_token(role, name=name, job_id=job_id, life_ms=life_ms, now_ms=time.time_ns() // 1_000_000)
+        token, record = issued.draw_token(role, name=name, job_id=job_id, life_ms=life_ms, now_ms=self.now_ms())
         self._run(issued.store_token(record))
         self._read()
         return token, record

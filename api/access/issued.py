@@ -54,7 +54,8 @@ class TokenRecord(msgspec.Struct, frozen=True):
         return 0 < self.expires_ms <= now_ms
 
     def caller(self) -> Caller:
-        return Caller(self.role, self.job_id, f"token {self.name or self.token_id}")
+        name = f"token {self.name or self.token_id}"
+        return Caller(self.role, self.job_id, name, account=self.token_id, expires_ms=self.expires_ms)
 
 
 def is_issued(token: str) -> bool:

@@ -5,7 +5,7 @@ A request that no rule names is for administrators alone: a new route is closed 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -36,11 +36,13 @@ class Access(StrEnum):
     ADMINISTER = "administer"
     WORK = "work"
     """The worker protocol."""
+    IDENTIFY = "identify"
+    """Says who the caller is, or ends its session."""
 
 
 _ALLOWED: Mapping[Role, frozenset[Access]] = {
-    Role.VIEWER: frozenset({Access.VIEW}),
-    Role.OPERATOR: frozenset({Access.VIEW, Access.OPERATE}),
+    Role.VIEWER: frozenset({Access.VIEW, Access.IDENTIFY}),
+    Role.OPERATOR: frozenset({Access.VIEW, Access.OPERATE, Access.IDENTIFY}),
     Role.ADMIN: frozenset(Access),
     Role.WORKER: frozenset({Access.WORK}),
 }
@@ -57,6 +59,10 @@ class Caller:
     """Name of the credential in logs, never the credential itself."""
     submission: int = 0
     """The only submission whose workers it speaks for; 0: all."""
+    account: str = field(default="", compare=False)
+    """Id of the issued token that it is known by, directly or by a session; empty: another credential."""
+    expires_ms: int = field(default=0, compare=False)
+    """When the credential ends, ms since the epoch; 0: not by itself."""
 
     def may(self, access: Access) -> bool:
         return access in _ALLOWED[self.role]
@@ -149,6 +155,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("POST", "/jobs/{jobid}/workers/{}/acks", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/states", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/heartbeat", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/{}/answers", Access.WORK),
     *((method, path, Access.ADMINISTER) for method, path in (
         ("DELETE", "/cluster"),
         ("GET", "/taskmanagers/{}/profiler/{}"),
@@ -167,6 +174,8 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
         ("POST", "/jars/{}/run-application"),
     )),
     ("GET", "/audit", Access.ADMINISTER),
+    ("GET", "/ui/session", Access.IDENTIFY),
+    ("POST", "/ui/logout", Access.IDENTIFY),
     ("GET", "/tokens", Access.ADMINISTER),
     ("POST", "/tokens", Access.ADMINISTER),
     ("DELETE", "/tokens/{}", Access.ADMINISTER),
@@ -178,6 +187,9 @@ for administrators to be told so."""
 _JOB_IN_BODY = frozenset({("POST", "/jobs"), ("POST", "/preflight")})
 """The job is known once the body is read: the route itself confines the caller."""
 
+_ABOUT_CALLER = frozenset({("GET", "/ui/session"), ("POST", "/ui/logout")})
+"""About no job at all: also for a caller who is confined to one."""
+
 _JOB = "{jobid}"
 
 
@@ -188,6 +200,7 @@ class Classified(NamedTuple):
     job_id: str
     """ANY_JOB: none, or all."""
     is_job_in_body: bool
+    """Nothing in the path confines the caller: it is about the job of its body, or about the caller alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +218,11 @@ class _Rule:
 
 def _index() -> dict[tuple[str, int], list[_Rule]]:
     index: dict[tuple[str, int], list[_Rule]] = {}
+    unconfined = _JOB_IN_BODY | _ABOUT_CALLER
     for method, path, access in _RULES:
         segments = tuple(path.split("/")[1:])
         job_at = segments.index(_JOB) if _JOB in segments else -1
-        index.setdefault((method, len(segments)), []).append(_Rule(segments, access, job_at, (method, path) in _JOB_IN_BODY))
+        index.setdefault((method, len(segments)), []).append(_Rule(segments, access, job_at, (method, path) in unconfined))
     return index
 
 

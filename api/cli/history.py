@@ -22,6 +22,8 @@ def show_history(found: Mapping[str, Any]) -> None:
     for damage in found["damage"]:
         where = f"{damage['path']}, line {damage['line']}" if damage["line"] else damage["path"]
         console.show_note(f"can't be read, and is left out: {where}: {damage['reason']}")
+    if found.get("since"):
+        console.show_note(f"there is more in front: --before {found['since']}")
     if found["more"]:
         console.show_note(f"there is more: --after {found['next']}")
 

@@ -159,7 +159,7 @@ class JobReader(Protocol):
     def checkpoints(self, job_id: str) -> dict[str, Any]: ...
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]: ...
 
 
@@ -234,6 +234,9 @@ def serve(
         Path | None,
         typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
     ] = None,
+    webhooks: Annotated[
+        Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
@@ -259,10 +262,42 @@ def serve(
         takeover=takeover,
         ha=ha,
         flink_ui=flink_ui,
+        webhooks=webhooks,
         log_level=log_level,
         log_format=log_format,
     )
     run(settings, announce=console.show_line, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    state_dir: StateDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate of the coordinator, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
+    authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
+    spark_conf: Annotated[
+        Path | None, typer.Option("--spark-conf", help="A spark-defaults.conf; the one that Spark would read if left out.")
+    ] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark, and ask its executors what they reach.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong with this host, a state directory, a coordinator and the way to it: each fault with its fix. Exit code
+    0 if all is well, 1 with warnings, 2 with faults."""
+    from holdfast.api.cli.examination import show_examination  # imports libraries that no other command needs
+
+    code = show_examination(
+        os.environ,
+        state_dir=state_dir,
+        url=url,
+        token_file=token_file,
+        tls=(certificate, key, authority),
+        spark_conf=spark_conf,
+        asks_spark=spark,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -323,6 +358,9 @@ def history(
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
     ] = "",
+    before: Annotated[
+        str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show the newest of those in front of this one.")
+    ] = "",
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -334,7 +372,7 @@ def history(
     jobs that have ended, and without a coordinator from the state directory."""
     client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after)
+    found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after, before=before)
     if as_json:
         console.show_json(found)
     else:

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from holdfast.api.flink import render_checkpoints, render_jobs
+from holdfast.api.routes.history import history_query
 from holdfast.coordinator.dispatcher.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
-from holdfast.coordinator.history.store import HistoryQuery, parse_position, read_history
+from holdfast.coordinator.history.store import read_history
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
@@ -77,10 +78,10 @@ class StoredJobs:
 
 
     def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False
+        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]:
         """As in GET /v1/jobs/:id/history. Raises NotFoundError."""
-        query = HistoryQuery(parse_position(after), frozenset(kinds) or None, limit, newest=newest)
+        query = history_query(after, ",".join(kinds), limit, newest=newest, before=before)
         page = run_flow(read_history(JobPaths(job_id), query, time.time_ns() // 1_000_000), self._storage)
         if not page.next and not run_flow(_read(job_id), self._storage).exists:
             raise NotFoundError(f"{self.location} has no job {job_id}", job=job_id)

@@ -22,7 +22,7 @@ from holdfast.api.events.follower import Follower, ReadHistory, Told
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, HistoryPage
 from holdfast.coordinator.history.store import parse_position
-from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotLeaderError
 
 MEDIA_TYPE = "text/event-stream"
 STREAMS_MAX = 64
@@ -49,7 +49,7 @@ class EventStreams:
     boot: str = field(default_factory=lambda: secrets.token_hex(4))
     """Names this process in the ids of a stream of all jobs: places in its feed mean nothing to another one."""
     closed: Counter[str] = field(default_factory=Counter)
-    """Ended streams by reason: reader, slow, access, storage, stopping."""
+    """Ended streams by reason: reader, slow, access, leader, storage, stopping."""
     _open: dict[int, asyncio.Event] = field(default_factory=dict)
     _by_credential: Counter[str] = field(default_factory=Counter)
     _number: int = 0
@@ -217,6 +217,8 @@ class EventStream(Response):
     async def _check_access(self) -> None:
         try:
             await self._recheck()
+        except NotLeaderError as error:
+            raise _EndedError("leader") from error
         except HoldfastError as error:
             raise _EndedError("access") from error
 

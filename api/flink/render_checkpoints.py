@@ -13,6 +13,7 @@ from holdfast.api.flink import checkpoint_schemas as schemas
 from holdfast.api.flink.schemas import UNKNOWN
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.api.snapshots.disposals import Disposal
+from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.views import (
     CheckpointConfigView,
@@ -72,6 +73,33 @@ def checkpoint(view: CheckpointView, directory: str) -> schemas.Checkpoint:
     if view.status == "FAILED":
         return _failed(view)
     return schemas.PendingCheckpoint.model_validate(_checkpoint_fields(view))
+
+
+def with_all_vertices(view: CheckpointView, graph: JobGraph) -> CheckpointView:
+    """With an entry for each vertex of the job, as Flink has it, whose UI looks for each of them: one that had finished before the
+    checkpoint stored nothing, and of a checkpoint that is only on record no vertex is known."""
+    parts = {
+        vertex.vertex_id: view.vertices.get(vertex.vertex_id) or absent_vertex(view, vertex.vertex_id, vertex.parallelism)
+        for vertex in graph.vertices
+    }
+    return replace(view, vertices={**parts, **view.vertices})
+
+
+def absent_vertex(view: CheckpointView, vertex_id: str, parallelism: int) -> VertexCheckpointView:
+    """A vertex of which a checkpoint has no subtask. It has finished if others took part, or if the checkpoint is complete."""
+    is_settled = bool(view.vertices) or view.status == "COMPLETED"
+    return VertexCheckpointView(
+        vertex=vertex_id,
+        status="COMPLETED" if is_settled else view.status,
+        latest_ack_ms=UNKNOWN,
+        checkpointed_size=0,
+        state_size=0,
+        end_to_end_ms=UNKNOWN,
+        processed_bytes=0,
+        num_subtasks=parallelism,
+        num_acknowledged_subtasks=parallelism if is_settled else 0,
+        subtasks=(),
+    )
 
 
 def _completed(view: CheckpointView, directory: str) -> schemas.CompletedCheckpoint:

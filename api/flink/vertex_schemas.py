@@ -129,6 +129,24 @@ class AttemptAccumulators(DashedRecord):
     user_accumulators: list[UserAccumulator]
 
 
+class FlameGraphNode(Record):
+    """One line of code, and what it called."""
+
+    name: str
+    """`function (file:line)`."""
+    value: int
+    """Samples in which it was on the stack."""
+    children: list[FlameGraphNode]
+
+
+class VertexFlameGraph(Record):
+    """Stacks of a vertex's subtasks, merged from the outermost function on."""
+
+    endTimestamp: int
+    """Of the newest samples; -1: no subtask runs."""
+    data: FlameGraphNode | None
+
+
 class AggregatedMetric(Record):
     """One number over several things; what was not asked for is left out, and all of it where names alone were."""
 

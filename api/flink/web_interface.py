@@ -5,8 +5,10 @@ A path is looked up in the jar's index and nowhere else: no file of this machine
 from __future__ import annotations
 
 import contextlib
+import threading
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +21,8 @@ FILE_BYTES_MAX = 32 * 1024 * 1024
 """Of one file, unpacked."""
 FILES_BYTES_MAX = 256 * 1024 * 1024
 """Of all files, unpacked."""
+KEPT_BYTES_MAX = 32 * 1024 * 1024
+"""Of files that are kept unpacked: a page that is loaded again costs no unpacking."""
 
 FOLDER = "web/"
 INDEX = "index.html"
@@ -61,6 +65,10 @@ class WebInterface:
     def __init__(self, jar: Path) -> None:
         """Raises FlinkUiError (path) for what is no jar with a UI, or one that is too large."""
         self._jar = jar
+        self._lock = threading.Lock()
+        self._unpacked: OrderedDict[str, bytes] = OrderedDict()
+        """By name, that which was asked for longest ago first."""
+        self._kept_bytes = 0
         try:
             self._archive = zipfile.ZipFile(jar)
         except (OSError, zipfile.BadZipFile, ValueError) as error:
@@ -97,7 +105,27 @@ class WebInterface:
         return WebFile(name or INDEX, media_type, f'"{entry.CRC:08x}-{entry.file_size:x}"')
 
     def read(self, file: WebFile) -> bytes:
-        """Its content. Raises StorageUnavailableError if the jar was changed meanwhile."""
+        """Its content, unpacked once while there is room. Raises StorageUnavailableError if the jar was changed meanwhile."""
+        with self._lock:
+            known = self._unpacked.get(file.name)
+            if known is not None:
+                self._unpacked.move_to_end(file.name)
+                return known
+        content = self._unpack(file)
+        with self._lock:
+            self._keep(file.name, content)
+        return content
+
+    def _keep(self, name: str, content: bytes) -> None:
+        if len(content) > KEPT_BYTES_MAX or name in self._unpacked:
+            return
+        self._unpacked[name] = content
+        self._kept_bytes += len(content)
+        while self._kept_bytes > KEPT_BYTES_MAX:
+            _, oldest = self._unpacked.popitem(last=False)
+            self._kept_bytes -= len(oldest)
+
+    def _unpack(self, file: WebFile) -> bytes:
         entry = self._entries[file.name]
         try:
             with self._archive.open(entry) as stream:

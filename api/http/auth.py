@@ -4,7 +4,9 @@ It decides before any route runs and before any byte of a body is read; it knows
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import time
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,17 +14,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.api.access.audit import Noted
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import HERE, Authenticator
+from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import ANY_JOB, Access, Caller, Classified, classify, is_plain
 from holdfast.api.docs.page import OPEN_PATHS as DOCUMENTATION_PATHS
-from holdfast.api.errors import encode_error, status_of
+from holdfast.api.errors import ForeignOriginError, encode_error, status_of
 from holdfast.api.http.connection_budget import CallerKind
+from holdfast.api.http.origin import SAFE_METHODS, foreign, header_of, is_of_this_service, session_text
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
 from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
-from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, HoldfastError, NotFoundError
+from holdfast.statebackends.errors import (
+    AccessDeniedError,
+    AuthenticationError,
+    HoldfastError,
+    NotFoundError,
+    TooManyRequestsError,
+)
 
-OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login"}
 """Paths that need no token; they reveal nothing about jobs."""
+
+_OWN, _ALL = "own", "all"
+"""Keys of budgets that are no token's id."""
 
 CALLER = "holdfast.caller"
 """Key of the scope under which the Caller is; absent for open paths."""
@@ -30,6 +43,11 @@ CALLER = "holdfast.caller"
 RECHECK = "holdfast.recheck"
 """Key of the scope under which a coroutine function is that decides again, for answers that last: it raises as this module does."""
 
+SHARED_FACTOR = 5
+"""The service's own token, and all that looks at jobs together, may have so many times the requests of one issued token."""
+DELAYED_MAX = 1_000
+"""Refusals of callers that ask too often, which wait for a while: a client that asks in a loop is slowed down, and costs little."""
+_DELAY_MS_MAX = 1_000
 _CHARACTERS_SHOWN_MAX = 64
 
 
@@ -40,12 +58,22 @@ class CheckAccess:
     still sends its own name. A page that posts to 127.0.0.1 by that name sends its own origin."""
 
     def __init__(
-        self, app: ASGIApp, *, authenticator: Authenticator, audit: AuditLog, open_paths: Iterable[str] = OPEN_PATHS
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        audit: AuditLog,
+        requests: RequestBudget,
+        per_s: float,
+        open_paths: Iterable[str] = OPEN_PATHS,
     ) -> None:
-        """`audit` gets what is refused."""
+        """`audit` gets what is refused. `per_s`: requests a second of one issued token."""
         self._app = app
         self._authenticator = authenticator
         self._audit = audit
+        self._requests = requests
+        self._per_s = per_s
+        self._delayed = 0
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,13 +82,17 @@ class CheckAccess:
                 caller = await self._caller_of(scope)
                 scope[CALLER] = caller
                 scope[RECHECK] = functools.partial(self._again, scope)
-                check_request(caller, scope["method"], scope["path"])
+                access = check_request(caller, scope["method"], scope["path"])
             except HoldfastError as error:
-                if isinstance(error, AuthenticationError | AccessDeniedError):
+                if isinstance(error, AuthenticationError | AccessDeniedError | ForeignOriginError):
                     self._audit.note(refused(scope, status_of(error)))
                 await refuse(error, send)
                 return
             prove(scope, CallerKind.CLIENT)
+            wait_ms = self._wait_ms(caller, access)
+            if wait_ms:
+                await self._refuse_later(wait_ms, send)
+                return
         await self._app(scope, receive, send)
 
     async def _again(self, scope: Scope) -> None:
@@ -68,15 +100,43 @@ class CheckAccess:
 
     async def _caller_of(self, scope: Scope) -> Caller:
         if self._authenticator.has_token:
-            return await self._authenticator.caller_of(header_of(scope, b"authorization"))
+            authorization = header_of(scope, b"authorization")
+            if not authorization and (text := session_text(scope)):
+                if scope["method"] not in SAFE_METHODS and not is_of_this_service(scope, unsaid=False):
+                    raise foreign()
+                return await self._authenticator.caller_of_session(text)
+            return await self._authenticator.caller_of(authorization)
         if is_loopback(_host_of(header_of(scope, b"host"))) and _from_here(header_of(scope, b"origin")):
             return HERE
         raise AuthenticationError("missing or wrong bearer token")
 
 
-def check_request(caller: Caller, method: str, path: str) -> None:
-    """Raise AccessDeniedError unless the caller may make a request, NotFoundError for a path that no route may have. What no rule
-    names is for administrators alone."""
+    def _wait_ms(self, caller: Caller, access: Access) -> int:
+        """0, or the time until the caller may ask again. The worker protocol has no such bound: viewers must never hold it up."""
+        if access is Access.WORK:
+            return 0
+        now_ms = time.monotonic_ns() // 1_000_000
+        per_s = self._per_s if caller.account else self._per_s * SHARED_FACTOR
+        wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms)
+        if not wait_ms and access is Access.VIEW:
+            wait_ms = self._requests.take(_ALL, per_s=self._per_s * SHARED_FACTOR, now_ms=now_ms)
+        return wait_ms
+
+    async def _refuse_later(self, wait_ms: int, send: Send) -> None:
+        text = "too many requests: this token, or all viewers together, ask too often"
+        error = TooManyRequestsError(text, retry_after_ms=wait_ms)
+        if self._delayed < DELAYED_MAX:
+            self._delayed += 1
+            try:
+                await asyncio.sleep(min(wait_ms, _DELAY_MS_MAX) / 1000)
+            finally:
+                self._delayed -= 1
+        await refuse(error, send)
+
+
+def check_request(caller: Caller, method: str, path: str) -> Access:
+    """The kind of a request that the caller may make. Raises AccessDeniedError for one that it may not, NotFoundError for a path
+    that no route may have. What no rule names is for administrators alone."""
     if not is_plain(path):
         raise NotFoundError("no path has control characters")
     access, job_id, is_job_in_body = classify(method, path) or Classified(Access.ADMINISTER, ANY_JOB, is_job_in_body=False)
@@ -85,6 +145,7 @@ def check_request(caller: Caller, method: str, path: str) -> None:
         raise AccessDeniedError(text, role=caller.role.value, needed=access.value)
     if not is_job_in_body:
         confine(caller, access, job_id)
+    return access
 
 
 def confine(caller: Caller, access: Access, job_id: str) -> None:
@@ -114,11 +175,6 @@ async def refuse(error: HoldfastError, send: Send) -> None:
     headers.append((b"content-length", str(len(wire.body)).encode()))
     await send({"type": "http.response.start", "status": wire.status, "headers": headers})
     await send({"type": "http.response.body", "body": wire.body})
-
-
-def header_of(scope: Scope, name: bytes) -> bytes:
-    """The first header of a name, in lower case; empty without one."""
-    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def _from_here(origin: bytes) -> bool:

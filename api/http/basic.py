@@ -12,13 +12,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
-from holdfast.api.errors import ForeignOriginError, status_of
-from holdfast.api.http.auth import header_of, refuse, refused
+from holdfast.api.errors import status_of
+from holdfast.api.http.auth import refuse, refused
+from holdfast.api.http.origin import SAFE_METHODS, foreign, header_of, is_of_this_service
 
 BROWSER_PATHS = "/flink/"
 """Below it are the pages of Flink's UI: a browser that is refused there asks for the password."""
 
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FROM_PASSWORD = "holdfast.password"
 """Key of the scope of a request whose token was a password."""
 _CHALLENGE = 'Basic realm="Holdfast: the token is the password", charset="UTF-8"'
@@ -39,9 +39,9 @@ class BasicAsBearer:
             return
         password = _password(header_of(scope, b"authorization"))
         if password is not None:
-            if scope["method"] not in _SAFE and not _is_of_this_service(scope, unsaid=True):
-                self._audit.note(refused(scope, status_of(_foreign())))
-                await refuse(_foreign(), send)
+            if scope["method"] not in SAFE_METHODS and not is_of_this_service(scope, unsaid=True):
+                self._audit.note(refused(scope, status_of(foreign())))
+                await refuse(foreign(), send)
                 return
             others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
             scope = {**scope, "headers": [*others, (b"authorization", b"Bearer " + password)], _FROM_PASSWORD: True}
@@ -52,12 +52,8 @@ def check_same_origin(scope: Scope) -> None:
     """Raise ForeignOriginError for a change by GET that a page elsewhere may have made a browser ask for: one without a bearer
     token of its own, unless the browser says that a page of this service asks."""
     is_bearer = header_of(scope, b"authorization").lower().startswith(b"bearer ") and _FROM_PASSWORD not in scope
-    if not is_bearer and not _is_of_this_service(scope, unsaid=False):
-        raise _foreign()
-
-
-def _foreign() -> ForeignOriginError:
-    return ForeignOriginError("a change is taken with a bearer token, or from pages of this service: this may be from another page")
+    if not is_bearer and not is_of_this_service(scope, unsaid=False):
+        raise foreign()
 
 
 def _challenging(send: Send) -> Send:
@@ -67,18 +63,6 @@ def _challenging(send: Send) -> Send:
         await send(message)
 
     return challenge
-
-
-def _is_of_this_service(scope: Scope, *, unsaid: bool) -> bool:
-    """Whether a page of this service sent the request. `unsaid`: the answer where nothing in it says so: browsers name the origin
-    of every request that may change something, but not of a GET."""
-    host = header_of(scope, b"host")
-    origin, site, referer = (header_of(scope, name) for name in (b"origin", b"sec-fetch-site", b"referer"))
-    if site:
-        return site == b"same-origin"
-    if origin or referer:
-        return bool(host) and (origin or referer).partition(b"://")[2].partition(b"/")[0] == host
-    return unsaid
 
 
 def _password(authorization: bytes) -> bytes | None:

@@ -103,6 +103,8 @@ REPORT = BodyLimits(64 * 1024 * 1024)
 """States with their tracebacks, and counters, of all subtasks of a worker."""
 ACKNOWLEDGEMENTS = BodyLimits(1 << 62, "items")
 """Acknowledgements, with the state of the memory backend: bounded by `body_bytes_max` alone."""
+WORKER_ANSWER = BodyLimits(2 * 1024 * 1024)
+"""What a worker says about itself: its fields have bounds of their own, which come to less."""
 REGISTRATION = BodyLimits(1 << 62, "unanswered")
 """Registrations, with unanswered acknowledgements."""
 
@@ -194,11 +196,11 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def body_of(model: type[Model]) -> Callable[[Request], Coroutine[Any, Any, Model]]:
+def body_of(model: type[Model], limits: BodyLimits = REQUEST) -> Callable[[Request], Coroutine[Any, Any, Model]]:
     """A dependency that reads and parses a body of Flink's dialect."""
 
     async def read(request: Request) -> Model:
-        async with held_body(request, REQUEST) as body:
+        async with held_body(request, limits) as body:
             return parse_model(body, model)
 
     return read

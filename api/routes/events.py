@@ -26,7 +26,7 @@ from holdfast.api.http.auth import CALLER, RECHECK
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.interface import Coordinator
-from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.errors import NotFoundError, NotLeaderError
 
 router = APIRouter(prefix="/v1", tags=["events"], responses=ERRORS)
 
@@ -67,7 +67,15 @@ def _stream(request: Request, service: Coordinator, follower: Follower, name_eve
     caller: Caller = scope[CALLER]
     read = functools.partial(_read, request, service)
     streams: EventStreams = request.app.state.events
-    return EventStream(streams, caller.credential, service.feed, follower, name_event, read, scope[RECHECK])
+    feed = service.feed
+
+    async def recheck() -> None:
+        """Raises NotLeaderError once another member leads: the reader finds that one when it comes back."""
+        await scope[RECHECK]()
+        if service.feed is not feed:
+            raise NotLeaderError("another member leads the jobs of this stream")
+
+    return EventStream(streams, caller.credential, feed, follower, name_event, read, recheck)
 
 
 def _read(request: Request, service: Coordinator, wanted: ReadHistory) -> Awaitable[HistoryPage | None]:

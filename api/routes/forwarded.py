@@ -16,8 +16,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.errors import BusyError, ConnectionLostError
-from holdfast.api.http.auth import CALLER, header_of, refuse
+from holdfast.api.http.auth import CALLER, refuse
 from holdfast.api.http.basic import check_same_origin
+from holdfast.api.http.origin import header_of, session_text
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes.common import BodyLimits, held_body
 from holdfast.api.routes.members import OWN_PATHS
@@ -50,6 +51,10 @@ _NOT_SENT = _HOP_BY_HOP | {
 """Of a request besides: what is about this member's address, was judged here, or is sent by a browser of itself."""
 _NOT_ANSWERED = _HOP_BY_HOP | {"set-cookie", "date", "server"}
 _CHANGING_BY_GET = "/yarn-cancel"
+_PAGES, _LOGIN = "/ui/", "/ui/login"
+"""Pages, which are the same everywhere, and where a session of one member begins."""
+_STREAMING = "/events"
+"""End of the paths of event streams."""
 
 
 class ForwardToActive:
@@ -66,11 +71,11 @@ class ForwardToActive:
         """Each request under way has one thread at most, so that none waits for that of another."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or CALLER not in scope or not self._is_for_active(scope["path"]):
+        if scope["type"] != "http" or not self._is_for_active(scope):
             await self._app(scope, receive, send)
             return
         try:
-            if header_of(scope, HOP_HEADER.lower().encode()):
+            if header_of(scope, HOP_HEADER.lower().encode()) or _has_session(scope) or scope["path"] == _LOGIN:
                 raise self._not_active()
             if scope["path"].endswith(_CHANGING_BY_GET):
                 check_same_origin(scope)  # the active member can't see which page asked
@@ -78,8 +83,12 @@ class ForwardToActive:
         except HoldfastError as error:
             await refuse(error, send)
 
-    def _is_for_active(self, path: str) -> bool:
-        return not self._membership.is_active and path not in self._own_paths and not _is_of_workers(path)
+    def _is_for_active(self, scope: Scope) -> bool:
+        """Whether the active member has the answer: it alone has jobs, and sessions, which are of one member and passed to none."""
+        path = scope["path"]
+        if self._membership.is_active or path in self._own_paths or _is_of_workers(path):
+            return False
+        return path == _LOGIN or (CALLER in scope and not path.startswith(_PAGES))
 
     def _not_active(self) -> HoldfastError:
         try:
@@ -92,7 +101,7 @@ class ForwardToActive:
         active = self._membership.active()
         if active is None or active.member == self._membership.member:
             raise self._not_active()
-        is_stream = b"text/event-stream" in header_of(scope, b"accept")
+        is_stream = scope["path"].endswith(_STREAMING) or b"text/event-stream" in header_of(scope, b"accept")
         places = self._streams if is_stream else self._requests
         async with held_body(Request(scope, receive), _BODY) as body:
             await _take(places, wait_s=0.0 if is_stream else PLACE_TIMEOUT_S)
@@ -140,7 +149,6 @@ class ForwardToActive:
             leaving.cancel()
             answer.close()
 
-
     async def _next_chunk(self, answer: urllib3.BaseHTTPResponse) -> bytes | None:
         """Bytes that have arrived; empty at the end, None when the connection broke."""
         try:
@@ -148,6 +156,10 @@ class ForwardToActive:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             log.warning("an answer of the active member broke off: %s", type(error).__name__)
             return None
+
+
+def _has_session(scope: Scope) -> bool:
+    return not header_of(scope, b"authorization") and bool(session_text(scope))
 
 
 def _is_of_workers(path: str) -> bool:

@@ -12,6 +12,7 @@ from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
 from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
@@ -62,6 +63,9 @@ class History(schemas.Record):
     """`after` of the next page; empty while there is no record."""
     more: bool
     """There are further records now."""
+    since: str
+    """Of the newest records: `before` of the page in front of this one; empty: nothing is in front of it. What is older was not
+    looked at."""
     as_of_ms: int
 
 
@@ -75,6 +79,7 @@ def render(page: HistoryPage) -> History:
         damage=[HistoryDamage(path=each.path, line=each.line, reason=each.reason) for each in page.damage],
         next=page.next,
         more=page.more,
+        since=page.since,
         as_of_ms=page.as_of_ms,
     )
 
@@ -88,9 +93,10 @@ async def history(
     kinds: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Of these kinds, separated by commas; all if empty")] = "",
     limit: Annotated[int, Query(ge=1, le=PAGE_RECORDS_MAX)] = PAGE_DEFAULT,
     newest: Annotated[bool, Query(description="The last `limit` records in place of the first; not with `after`")] = False,
+    before: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="The newest in front of `<epoch>-<number>`")] = "",
 ) -> Response:
     """What happened to a job, oldest first. A record is there five seconds after it was made, as a rule."""
-    query = history_query(after, kinds, limit, newest=newest)
+    query = history_query(after, kinds, limit, newest=newest, before=before)
     return await to_thread.run_sync(_page, service, job_id, query, limiter=request.app.state.history_readers)
 
 
@@ -98,7 +104,11 @@ def _page(service: Coordinator, job_id: str, query: HistoryQuery) -> Response:
     return Response(render(service.history(job_id, query)).model_dump_json(), media_type="application/json")
 
 
-def history_query(after: str, kinds: str, limit: int, *, newest: bool) -> HistoryQuery:
-    """Raises InvalidConfigError."""
+def history_query(after: str, kinds: str, limit: int, *, newest: bool, before: str = "") -> HistoryQuery:
+    """`before` asks for the newest ones in front of it. Raises InvalidConfigError."""
+    if after and before:
+        raise InvalidConfigError("a page of a history is behind `after` or in front of `before`, not both", setting="before")
     wanted = frozenset(kind.strip() for kind in kinds.split(",") if kind.strip())
-    return HistoryQuery(parse_position(after), wanted or None, limit, newest=newest and not after)
+    position = parse_position(before, "before")
+    is_newest = (newest or position is not None) and not after
+    return HistoryQuery(parse_position(after), wanted or None, limit, newest=is_newest, before=position)

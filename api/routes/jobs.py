@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ConfigDict
 from starlette.concurrency import run_in_threadpool
@@ -38,9 +42,14 @@ from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.restore.resolve import LATEST, LATEST_READABLE
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
-from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError
+from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, StorageUnavailableError
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+CHECKS_MAX = 2
+"""Checks of snapshots against running jobs at a time."""
+
+_checking = threading.BoundedSemaphore(CHECKS_MAX)
 
 
 @router.post(
@@ -55,7 +64,15 @@ async def submit(request: Request, service: Service) -> Response:
     submission = await read_record(request, Submission, GRAPH)
     request.scope[SUBJECT] = f"job {submission.graph.name}"
     _check_job(request, submission)
-    return answer(await run_in_threadpool(_submit, service, request.app.state.authenticator, submission), 202)
+    return answer(await _in_thread(request, _submit, service, request.app.state.authenticator, submission), 202)
+
+
+T = TypeVar("T")
+
+
+async def _in_thread(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    """Work on storage, by threads that no viewer's request can take."""
+    return await to_thread.run_sync(functools.partial(work, *arguments), limiter=request.app.state.submit_threads)
 
 
 def _check_job(request: Request, submission: Submission) -> None:
@@ -86,7 +103,7 @@ def _submit(service: Coordinator, authenticator: Authenticator, submission: Subm
 async def leave(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
     """The driver of a submission takes its workers away: the job waits for another submission, and counts no failure."""
     departure = await read_record(request, DriverDeparture, REPORT)
-    await run_in_threadpool(service.leave, job_id, departure.submission)
+    await _in_thread(request, service.leave, job_id, departure.submission)
     return schemas.Empty()
 
 
@@ -189,7 +206,7 @@ async def preflight(request: Request, service: Service) -> Response:
     """Check a submission against the snapshot it names; nothing is started and nothing changed."""
     submission = await read_record(request, Submission, GRAPH)
     _check_job(request, submission)
-    return answer(await run_in_threadpool(service.preflight, submission))
+    return answer(await _in_thread(request, service.preflight, submission))
 
 
 @router.get("/jobs/{jobid}/preflight", response_class=Response, responses={200: describe_answer(PreflightReport)})
@@ -202,8 +219,19 @@ async def preflight_of(
     ] = LATEST,
     allow_non_restored_state: Annotated[bool, Query(description="State that no operator of the job has may be dropped")] = False,
 ) -> Response:
-    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed."""
+    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed. 503 while two others are
+    checked so."""
     view = await run_in_threadpool(service.job, job_id)
     submission = Submission(view.graph, job_id, restore, allow_non_restored_state=allow_non_restored_state)
     _check_job(request, submission)
-    return answer(await run_in_threadpool(service.preflight, submission))
+    return answer(await run_in_threadpool(_preflight, service, submission))
+
+
+def _preflight(service: Coordinator, submission: Submission) -> PreflightReport:
+    """Checks of pages read every file of a snapshot, and have no place among the threads of drivers."""
+    if not _checking.acquire(blocking=False):
+        raise StorageUnavailableError(f"{CHECKS_MAX} snapshots are being checked: try again later", job=submission.job_id)
+    try:
+        return service.preflight(submission)
+    finally:
+        _checking.release()

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.version import VERSION
@@ -419,29 +420,44 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class EventCollector(Collector):
-    """Event streams of one server."""
+    """Event streams and webhooks of one server."""
 
-    def __init__(self, streams: EventStreams) -> None:
+    def __init__(self, streams: EventStreams, webhooks: Webhooks) -> None:
         self._streams = streams
+        self._webhooks = webhooks
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("holdfast_event_streams", "Open event streams.", value=self._streams.count)
         closed = CounterMetricFamily(
             "holdfast_event_streams_closed",
-            "Event streams that ended, by reason: reader (left), slow, access (revoked), storage, stopping.",
+            "Event streams that ended, by reason: reader (left), slow, access (revoked), leader (lost), storage, stopping.",
             labels=("reason",),
         )
         for reason, count in sorted(dict(self._streams.closed).items()):
             closed.add_metric((reason,), count)
         yield closed
+        tries = CounterMetricFamily(
+            "holdfast_webhook_events", "Tries to deliver an event by outcome, and given_up events.", labels=("webhook", "outcome")
+        )
+        failing = GaugeMetricFamily(
+            "holdfast_webhook_failing_seconds", "Since the webhook takes no events; 0 while it does.", labels=("webhook",)
+        )
+        for name, counts, failing_s in self._webhooks.numbers():
+            for outcome, count in sorted(counts.items()):
+                tries.add_metric((name, outcome), count)
+            failing.add_metric((name,), failing_s)
+        yield tries
+        yield failing
 
 
-def make_registry(service: Coordinator, guard: ConnectionGuard, streams: EventStreams) -> tuple[CollectorRegistry, HttpMetrics]:
+def make_registry(
+    service: Coordinator, guard: ConnectionGuard, streams: EventStreams, webhooks: Webhooks
+) -> tuple[CollectorRegistry, HttpMetrics]:
     """All metrics of one server."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CoordinatorCollector(service))
     registry.register(ConnectionCollector(guard))
-    registry.register(EventCollector(streams))
+    registry.register(EventCollector(streams, webhooks))
     ProcessCollector(registry=registry)
     return registry, HttpMetrics(registry)
 

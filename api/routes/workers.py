@@ -9,8 +9,8 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.flink import schemas
@@ -24,6 +24,7 @@ from holdfast.api.routes.common import (
     ERRORS,
     REGISTRATION,
     REPORT,
+    WORKER_ANSWER,
     JobId,
     Service,
     Slot,
@@ -33,7 +34,16 @@ from holdfast.api.routes.common import (
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.coordinator.totals import NOTHING
 from holdfast.coordinator.views import JobView, WorkerView
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, RecoveringError
@@ -209,7 +219,8 @@ async def commands(
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
 ) -> Response:
     """Commands of a session after number `after`, one a line, without end; the newest stream wins."""
-    subscription = await run_in_threadpool(service.commands, job_id, slot, session, after)
+    limiter = request.app.state.worker_threads
+    subscription = await to_thread.run_sync(service.commands, job_id, slot, session, after, limiter=limiter)
     prove(request.scope, CallerKind.WORKER)
     return CommandStream(subscription, session, keep_alive_s=request.app.state.settings.keep_alive_interval_ms / 1000)
 
@@ -248,6 +259,16 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
     return LeaderEpoch(epoch=epoch)
+
+
+@router.post("/{slot}/answers", openapi_extra=describe_record(WorkerAnswer))
+async def answers(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+    """What a worker says to a question that came with its command stream."""
+    message = await read_record(request, WorkerAnswer, WORKER_ANSWER)
+    _match("slot", message.slot, slot)
+    await asyncio.wrap_future(service.answer_async(job_id, message))
+    prove(request.scope, CallerKind.WORKER)
+    return schemas.Empty()
 
 
 def _check_submission(request: Request, submission: int) -> None:

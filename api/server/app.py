@@ -22,13 +22,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.access.authenticator import Authenticator
+from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhook_file import read_webhooks
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
@@ -43,6 +47,7 @@ from holdfast.api.routes import (
     jobs,
     members,
     series,
+    sessions,
     snapshots,
     tokens,
     web,
@@ -70,6 +75,11 @@ log = logging.getLogger("holdfast.api")
 
 EPOCH_DIGITS_MAX = 18
 """Digits of an epoch in a header, at most."""
+
+WORKER_THREADS = 16
+"""Threads that open workers' streams of commands: what people ask for has others, and none of them waits here."""
+SUBMIT_THREADS = 8
+"""Threads of submissions, preflights and departures, which read snapshots."""
 
 _RECORDS = (
     Submission,
@@ -111,9 +121,13 @@ def create_app(
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
     app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
+    app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
+    receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
-    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events)
+    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
@@ -122,8 +136,16 @@ def create_app(
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(CheckAccess, authenticator=app.state.authenticator, audit=app.state.audit, open_paths=open_paths)
+    app.add_middleware(
+        CheckAccess,
+        authenticator=app.state.authenticator,
+        audit=app.state.audit,
+        requests=RequestBudget(),
+        per_s=settings.requests_per_s_max,
+        open_paths=open_paths,
+    )
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
+    app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_middleware(NameRequests)
     app.add_exception_handler(HoldfastError, _typed_error)
@@ -151,6 +173,7 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(workers.router)
     router.include_router(tokens.router)
     router.include_router(audit.router)
+    router.include_router(sessions.router)
     router.include_router(dialect.router, prefix="/v1")
     router.include_router(dialect.router, include_in_schema=False)
     if with_web:

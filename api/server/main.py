@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_coordinator
+from holdfast.api.events.webhook_file import read_webhooks
 from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
@@ -77,7 +78,9 @@ def _logging(settings: ServerSettings, *, embedded: bool) -> contextlib.Abstract
     """Log of a coordinator; inside a driver, which configures its own logging, only if a setting requests it."""
     if embedded and settings.log_level is None and settings.log_format is None:
         return contextlib.nullcontext()
-    secrets = (settings.token,) if settings.token is not None else ()
+    secrets: tuple[str, ...] = (settings.token,) if settings.token is not None else ()
+    if settings.webhooks is not None:
+        secrets += tuple(text for webhook in read_webhooks(settings.webhooks) for text in webhook.secret_texts)
     return writing_log(settings.log_level or "info", settings.log_format or "text", secrets=secrets, everything=not embedded)
 
 

@@ -18,6 +18,7 @@ import uvicorn
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.door import TlsDoor
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
@@ -169,6 +170,7 @@ class RestServer(uvicorn.Server):
         self._service = service
         self._audit: AuditLog = app.state.audit
         self._events: EventStreams = app.state.events
+        self._webhooks: Webhooks = app.state.webhooks
         self._on_started = on_started
         self._tls = tls
 
@@ -179,12 +181,14 @@ class RestServer(uvicorn.Server):
         if self._tls is not None:
             self._tls.start()
         self._on_started()
+        self._webhooks.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
 
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._events.close()
+        self._webhooks.close()
         self._service.close()
         await super().shutdown(sockets=sockets)
         if self._tls is not None:

@@ -123,6 +123,8 @@ class LocalGateway:
             case on.PostHeartbeat(session=session, attempt=attempt):
                 beat = Heartbeat(self._identity.slot, session, attempt, self._metrics(attempt), 0)
                 self._post("heartbeat", partial(job.HeartbeatReceived, message=beat), on.HeartbeatAnswered)
+            case on.TakeSample() | on.AnswerQuestion():
+                pass  # a worker in a test's own thread says that it answers none
             case _:
                 assert_never(action)
 

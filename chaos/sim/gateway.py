@@ -149,6 +149,8 @@ class SimGateway:
                 metrics = () if bare else self._metrics(attempt)
                 beat = Heartbeat(self._identity.slot, session, attempt, metrics, self._frames_refused())
                 self._ask("heartbeat", beat, Epoch, lambda answer: on.HeartbeatAnswered(answer.epoch or self.session.epoch))
+            case on.TakeSample() | on.AnswerQuestion():
+                pass  # a simulated worker says that it answers none: threads and logs are the real process's
             case _:
                 assert_never(action)
 

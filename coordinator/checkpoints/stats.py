@@ -38,6 +38,9 @@ SUMMARY_MAX = 1_000
 NOTIFIED_MAX = 2 * RECENT_MAX
 """Completed checkpoints and savepoints for which it is known when their subtasks were told."""
 
+SKEW_TOLERATED_MS = 100
+"""How far the clocks of two hosts differ at most while they are kept in step."""
+
 _SUMMARIES = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data")
 
 
@@ -123,17 +126,23 @@ class _CapturedCheckpoint:
 
 
 def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics) -> SubtaskCheckpointView:
+    """The start delay is from the coordinator's clock to the worker's. No more of it counts than the time until the acknowledgement
+    leaves, by the coordinator's clock alone, beside the phases that a worker measures by itself."""
+    took_ms = max(0, at_ms - trigger_ms)
+    work_ms = metrics.sync_duration_ms + metrics.async_duration_ms
+    overlaps = metrics.unaligned is True
+    spent_ms = max(metrics.alignment_duration_ms, work_ms) if overlaps else metrics.alignment_duration_ms + work_ms
     return SubtaskCheckpointView(
         subtask=task.subtask,
         ack_ms=at_ms,
-        end_to_end_ms=max(0, at_ms - trigger_ms),
+        end_to_end_ms=took_ms,
         checkpointed_size=metrics.checkpointed_size,
         state_size=metrics.state_size,
         sync_ms=round(metrics.sync_duration_ms),
         async_ms=round(metrics.async_duration_ms),
         alignment_ms=round(metrics.alignment_duration_ms),
         alignment_processed=metrics.bytes_processed_during_alignment,
-        start_delay_ms=round(metrics.start_delay_ms),
+        start_delay_ms=round(min(metrics.start_delay_ms, max(0, took_ms - spent_ms))),
         persisted=metrics.bytes_persisted_during_alignment or 0,
         unaligned=metrics.unaligned is True,
         store_ms=-1 if metrics.store_duration_ms is UNSET else round(metrics.store_duration_ms),
@@ -249,6 +258,8 @@ class CheckpointStats:
         self._recent: deque[CheckpointPhases] = deque(maxlen=RECENT_MAX)
         self._notified: dict[int, int] = {}
         """Checkpoint of the history -> the longest time from its trigger until a subtask was told that it is complete, ms."""
+        self._completed: dict[int, tuple[int, int]] = {}
+        """The same checkpoints -> when each was triggered, and how long it took."""
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
 
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
@@ -260,8 +271,15 @@ class CheckpointStats:
         if tracked is not None:
             tracked.acknowledge(ack, wall_ms)
         number, after_ms = ack.metrics.notified_checkpoint, ack.metrics.notified_after_ms
-        if number is not UNSET and after_ms is not UNSET and after_ms > self._notified.get(number, after_ms):
-            self._notified[number] = round(after_ms)
+        if number is not UNSET and after_ms is not UNSET and number in self._notified:
+            self._told(number, after_ms, wall_ms)
+
+    def _told(self, number: int, after_ms: float, wall_ms: int) -> None:
+        """A subtask was told of a completed checkpoint so long after its trigger, by its own clock: before now, by that of the
+        coordinator, and not before it was complete. What lies far in front of that is of a wrong clock, and not counted."""
+        begun_ms, took_ms = self._completed[number]
+        if after_ms + SKEW_TOLERATED_MS >= took_ms:
+            self._notified[number] = max(self._notified[number], round(min(after_ms, wall_ms - begun_ms)))
 
     def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
         tracked = self._in_progress.pop(checkpoint_id)
@@ -277,6 +295,7 @@ class CheckpointStats:
         if not view.is_savepoint:
             self._recent.append(derive_phases(view))
         self._notified[checkpoint_id] = -1
+        self._completed[checkpoint_id] = (tracked.trigger_ms, duration)
         self._keep(view)
 
     def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
@@ -357,4 +376,5 @@ class CheckpointStats:
         while len(self._finished) > HISTORY_MAX:
             self._finished.popitem(last=False)
         while len(self._notified) > NOTIFIED_MAX:
-            del self._notified[min(self._notified)]
+            oldest = min(self._notified)
+            del self._notified[oldest], self._completed[oldest]

@@ -13,17 +13,28 @@ from typing import Any, TypeVar
 from holdfast.barriers.messages import RegisterWorker
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.published import Look, wait_for_look
+from holdfast.coordinator.dispatcher.published import Look, PublishedJob, wait_for_look
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
-from holdfast.statebackends.errors import FencedError, NotFoundError, NotLeaderError, RecoveringError, StorageUnavailableError
+from holdfast.statebackends.errors import (
+    FencedError,
+    HoldfastError,
+    NotFoundError,
+    NotLeaderError,
+    RecoveringError,
+    StorageUnavailableError,
+)
 
 T = TypeVar("T")
 
 VIEW_WAIT_MS = 500
 """How long a reader waits for newer views, of one job or of all, before it takes those that there are."""
+
+
+FIRST_VIEW_WAIT_MS = 5_000
+"""How long a reader of all jobs waits for the first views of those that have none."""
 
 
 class JobCalls:
@@ -105,13 +116,29 @@ class JobCalls:
 
     def look(self, job_id: str) -> Look:
         """The newest view of a job; takes no turn."""
-        return self.looks([self.led(job_id)])[0]
+        return wait_for_look(self.led(job_id).look(), VIEW_WAIT_MS / 1000, self.wait_for)
 
-    def looks(self, services: Sequence[JobMasterRunner]) -> list[Look]:
-        """The newest view of each job."""
-        found = [service.look() for service in services]
-        until_s = time.monotonic() + VIEW_WAIT_MS / 1000
-        return [wait_for_look(look, max(0.0, until_s - time.monotonic()), self.wait_for) for look in found]
+    def looks_of_all(self, services: Sequence[JobMasterRunner]) -> tuple[list[Look], list[JobMasterRunner]]:
+        """The newest view of each job that has one, and the jobs that have none: they must not hide the others. All are waited for
+        together."""
+        found, unseen = list[tuple[JobMasterRunner, tuple[Look | None, Future[PublishedJob] | None]]](), list[JobMasterRunner]()
+        for service in services:
+            try:
+                found.append((service, service.look()))
+            except HoldfastError:
+                unseen.append(service)
+        began_s = time.monotonic()
+
+        def left_s(wait_ms: int) -> float:
+            return max(0.0, began_s + wait_ms / 1000 - time.monotonic())
+
+        looks = []
+        for service, look in found:
+            try:
+                looks.append(wait_for_look(look, left_s(VIEW_WAIT_MS), lambda future: future.result(left_s(FIRST_VIEW_WAIT_MS))))
+            except (HoldfastError, FutureTimeoutError):
+                unseen.append(service)
+        return looks, unseen
 
     def wait_for(self, future: Future[T]) -> T:
         try:

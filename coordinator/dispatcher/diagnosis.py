@@ -1,23 +1,35 @@
 """SHELL: explanations of checkpoints and health of jobs, from the view that a job has published, or from its records.
 
-The pure functions of `explain/` judge them on the caller's thread."""
+The pure functions of `explain/` judge them on the caller's thread. Workers of missing acknowledgements are asked where they are."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
 from msgspec.structs import replace
 
+from holdfast.barriers.messages import QuestionKind, SubtaskKey
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.published import Look
 from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
+from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
+from holdfast.coordinator.explain.functions import workers_to_ask
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob, derive_config
 from holdfast.coordinator.totals import Totals, records_read
-from holdfast.coordinator.views import CheckpointView
-from holdfast.statebackends.errors import NotFoundError
+from holdfast.coordinator.views import AnswerView, CheckpointView
+from holdfast.statebackends.errors import HoldfastError, NotFoundError
 from holdfast.statebackends.storage import is_absolute_folder
+
+LOOKS, LOOK_INTERVAL_MS = 20, 50
+"""How often workers look at their stacks for one explanation, and how long from one look to the next."""
+LOOK_WAIT_S = 2.5
+"""How long an explanation waits for them; it goes without what comes later."""
 
 
 def view_situation(look: Look, root: str) -> Situation:
@@ -63,8 +75,9 @@ def _locate(folder: str, root: str) -> str:
 class Diagnosis:
     """The part of `interface.Coordinator` that explains. Thread-safe."""
 
-    def __init__(self, calls: JobCalls, storage_root: str, clock: Clock) -> None:
+    def __init__(self, calls: JobCalls, storage_root: str, clock: Clock, questions: WorkerQuestions) -> None:
         self._calls = calls
+        self._questions = questions
         self._root = storage_root
         self._clock = clock
 
@@ -81,11 +94,29 @@ class Diagnosis:
             situation = view_situation(look, self._root)
             number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
             found = look.published.stats.checkpoint(number) if number is not None else None
-        else:
-            situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
-            number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
-            found = next((view for view in situation.stats.history if view.checkpoint_id == number), None)
+            return explain(self._asked(_with(situation, number, found)))
+        situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
+        number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
+        found = next((view for view in situation.stats.history if view.checkpoint_id == number), None)
         return explain(_with(situation, number, found))
+
+    def _asked(self, situation: Situation) -> Situation:
+        """With what workers of missing acknowledgements see of their stacks, of those that answer in time."""
+        job_id, asked = situation.job.overview.job_id, list[tuple[SubtaskKey, Future[AnswerView]]]()
+        for key in workers_to_ask(situation):
+            try:
+                question = Question(job_id, key.subtask, QuestionKind.STACKS, LOOKS, LOOK_INTERVAL_MS)
+                asked.append((key, self._questions.ask(question)))
+            except HoldfastError:
+                continue  # the explanation says what is known without it
+        until_s = time.monotonic() + LOOK_WAIT_S
+        looks = []
+        for key, future in asked:
+            try:
+                looks.append((key, future.result(max(0.0, until_s - time.monotonic())).answer))
+            except (HoldfastError, FutureTimeoutError):
+                continue
+        return replace(situation, looks=tuple(looks))
 
 
 def _with(situation: Situation, number: int | None, checkpoint: CheckpointView | None) -> Situation:

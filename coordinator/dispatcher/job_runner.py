@@ -29,6 +29,7 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.notes import StateChanged
+from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,17 @@ class JobMasterRunner:
             subscription.number = ticket
             self._put(job_events.StreamOpened(ticket, slot, session, after))
         return subscription, future
+
+    @property
+    def state(self) -> str:
+        """Of the job, read beside its thread."""
+        return self._master.state.value
+
+    def bare_overview(self) -> JobOverviewView:
+        """What is known of the job without a view of it: in a list of all jobs it must not be missing."""
+        setup = self._master.setup
+        since_ms, slots = setup.started_ms, setup.graph.slots_required
+        return JobOverviewView(setup.job_id, setup.graph.name, self.state, since_ms, -1, since_ms, {}, slots, 0)
 
     def look(self) -> tuple[Look | None, Future[PublishedJob] | None]:
         """The newest view of the job, and the Future of the next one if that is too old. Takes no turn."""

@@ -5,7 +5,7 @@ joins the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
+from holdfast.coordinator.dispatcher.published import Look
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, derive_config
@@ -33,7 +34,7 @@ from holdfast.coordinator.views import (
     Quantiles,
     SavepointPlaces,
     SeriesView,
-    VertexCheckpointView,
+    WholeJobView,
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 
@@ -181,6 +182,10 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
     )
 
 
+def _whole(look: Look) -> WholeJobView:
+    return WholeJobView(replace(look.published.job(), now_ms=look.as_of_ms), look.published.checkpoints())
+
+
 class Queries:
     """The part of `interface.Coordinator` that changes nothing."""
 
@@ -200,7 +205,9 @@ class Queries:
             recorded = self._calls.recorded_only(job_id)
             return self._recorded_moment(recorded) if recorded is not None else self._calls.look(job_id).moment
         services = self._registry.services()
-        moments = [look.moment for look in self._calls.looks(services)]
+        looks, unseen = self._calls.looks_of_all(services)
+        moments = [look.moment for look in looks]
+        moments += [Moment(self._clock.wall_ms(), f"{service.job_id}-unseen-{service.state}") for service in unseen]
         known = {service.job_id for service in services}
         moments += [self._recorded_moment(entry) for entry in self._registry.recorded_jobs() if entry.job_id not in known]
         as_of_ms = min((moment.as_of_ms for moment in moments), default=self._clock.wall_ms())
@@ -216,15 +223,16 @@ class Queries:
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         self._recovery.check_all()  # a job that is missing in a list would be taken for gone
-        led = [look.published.overview for look in self._calls.looks(self._registry.services())]
+        looks, unseen = self._calls.looks_of_all(self._registry.services())
+        led = [*(look.published.overview for look in looks), *(service.bare_overview() for service in unseen)]
         known = {view.job_id for view in led}
         ended = [view_recorded_overview(entry) for entry in self._registry.recorded_jobs() if entry.job_id not in known]
         return tuple(sorted([*ended, *led], key=lambda view: (view.start_ms, view.job_id)))
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
-        looks = self._calls.looks(self._registry.services())
+        looks, unseen = self._calls.looks_of_all(self._registry.services())
         led = [replace(look.published.numbers, as_of_ms=look.as_of_ms) for look in looks]
-        known = {view.overview.job_id for view in led}
+        known = {view.overview.job_id for view in led} | {service.job_id for service in unseen}
         recorded = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
         now_ms = self._clock.wall_ms()
         return (*led, *(replace(view, as_of_ms=now_ms) for view in self._recorded_numbers.of(recorded)))
@@ -235,6 +243,25 @@ class Queries:
             return view_recorded_job(recorded, self._clock.wall_ms())
         look = self._calls.look(job_id)
         return replace(look.published.job(), now_ms=look.as_of_ms)
+
+    def whole_job(self, job_id: str) -> WholeJobView:
+        recorded = self._calls.recorded_only(job_id)
+        return self._whole_recorded(recorded) if recorded is not None else _whole(self._calls.look(job_id))
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        self._recovery.check_all()
+        services = self._registry.services()
+        known = {service.job_id for service in services}
+        chosen = [service for service in services if job_ids is None or service.job_id in job_ids]
+        found = [_whole(look) for look in self._calls.looks_of_all(chosen)[0]]
+        if not live_only:
+            ended = [job for job in self._registry.recorded_jobs() if job.job_id not in known]
+            found += [self._whole_recorded(job) for job in ended if job_ids is None or job.job_id in job_ids]
+        wanted = [each for each in found if not (live_only and each.job.overview.is_terminal)]
+        return tuple(sorted(wanted, key=lambda each: (-each.job.overview.start_ms, each.job.overview.job_id)))
+
+    def _whole_recorded(self, job: RecordedJob) -> WholeJobView:
+        return WholeJobView(view_recorded_job(job, self._clock.wall_ms()), view_recorded_checkpoints(job))
 
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         recorded = self._calls.recorded_only(job_id)
@@ -272,12 +299,6 @@ class Queries:
             raise NotFoundError(f"job {job_id} has no vertex {vertex}", job=job_id, vertex=vertex)
         chosen = subtasks or (range(found.parallelism(vertex)) if found.parallelism(vertex) <= SUBTASKS_SERIES_MAX else ())
         return (found.view(vertex, metric, chosen, as_of_ms),)
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        view = self.checkpoint(job_id, checkpoint_id).vertices.get(vertex)
-        if view is None:
-            raise NotFoundError(f"checkpoint {checkpoint_id} has no vertex {vertex}", job=job_id, vertex=vertex)
-        return view
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         recorded = self._calls.recorded_only(job_id)

@@ -8,6 +8,7 @@ from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.advice import advise
 from holdfast.coordinator.explain.facts import Facts, shown, time_text
 from holdfast.coordinator.explain.failed import explain_failed
+from holdfast.coordinator.explain.functions import explain_function
 from holdfast.coordinator.explain.pending import explain_pending
 from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, SettingChange, Situation
 from holdfast.coordinator.explain.slow import Chain, explain_slow
@@ -85,7 +86,8 @@ def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:
         return _explanation(facts, checkpoint, "pending", summary, _usual(facts, checkpoint))
     chain = explain_pending(facts, checkpoint)
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=age_ms)
-    return _explanation(facts, checkpoint, "pending", summary, chain, setting)
+    function = explain_function(facts)
+    return _explanation(facts, checkpoint, "pending", summary, chain.add(function) if function is not None else chain, setting)
 
 
 def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:

@@ -27,6 +27,16 @@ def explain_pending(facts: Facts, checkpoint: CheckpointView) -> Chain:
     return explain_missing_acks(facts, checkpoint, missing)
 
 
+def place_of_wait(facts: Facts, checkpoint: CheckpointView) -> list[SubtaskKey]:
+    """Missing subtasks of live workers, most likely ones first; empty if the cause is seen without asking them."""
+    missing = missing_subtasks(checkpoint)
+    frontier = _frontier(facts, missing) if missing else []
+    if not frontier or _worker_cause(facts, missing, -1) or _task_cause(facts, frontier):
+        return []
+    first = _busiest(facts, frontier)
+    return [first, *(each for each in frontier if each != first)]
+
+
 def missing_subtasks(checkpoint: CheckpointView) -> list[SubtaskKey]:
     return [
         SubtaskKey(vertex.vertex, subtask.subtask)

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig
-from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
 
@@ -45,6 +45,8 @@ class Situation(msgspec.Struct, frozen=True):
     source_records: Mapping[str, int] | None = None
     """As in CutView, now."""
     is_processing_backlog: bool = False
+    looks: tuple[tuple[SubtaskKey, WorkerAnswer], ...] = ()
+    """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out
@@ -129,6 +131,7 @@ class CauseKind(StrEnum):
     LOST_WORKER = "lost_worker"
     HUNG_WORKER = "hung_worker"
     TASK_NOT_RUNNING = "task_not_running"
+    IN_FUNCTION = "in_function"
     # failed
     EXPIRED = "expired"
     DECLINED = "declined"

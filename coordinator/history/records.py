@@ -183,3 +183,6 @@ class HistoryPage(msgspec.Struct, frozen=True):
     more: bool = False
     """There are further records now."""
     as_of_ms: int = -1
+    since: str = ""
+    """Of the newest records: `before` of the page in front of this one. What is there was not looked at, whatever kinds were asked
+    for; empty: nothing is in front."""

@@ -4,9 +4,11 @@ A file is created once, by put-if-absent, and never changes. A file or line that
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from holdfast.coordinator.ha.store import put_once
 from holdfast.coordinator.history.recorder import WRITE_BYTES, WriteHistory
@@ -95,15 +97,17 @@ class HistoryQuery:
     limit: int = 100
     newest: bool = False
     """The last `limit` records, in place of the first."""
+    before: Position | None = None
+    """Of the newest: only those in front of it."""
 
 
-def parse_position(text: str) -> Position | None:
-    """The position in `<epoch>-<number>`, None for an empty text. Raises InvalidConfigError."""
+def parse_position(text: str, setting: str = "after") -> Position | None:
+    """The position in `<epoch>-<number>`, None for an empty text. Raises InvalidConfigError that names the setting."""
     if not text:
         return None
     epoch, _, number = text.partition("-")
     if len(text) > 40 or not (epoch.isdecimal() and number.isdecimal() and text.isascii()):
-        raise InvalidConfigError(f"a position in a history is <epoch>-<number>, not {text[:60]!r}", setting="after")
+        raise InvalidConfigError(f"a position in a history is <epoch>-<number>, not {text[:60]!r}", setting=setting)
     return Position(int(epoch), int(number))
 
 
@@ -144,7 +148,9 @@ def read_history(paths: JobPaths, query: HistoryQuery, now_ms: int) -> Flow[Hist
 
 def _read_newest(paths: JobPaths, files: Sequence[tuple[int, int]], query: HistoryQuery, now_ms: int) -> Flow[HistoryPage]:
     """Read from the end until there are enough records; then show these in order."""
-    wanted = HistoryQuery(None, query.kinds, PAGE_BYTES_MAX)
+    wanted = HistoryQuery(None, query.kinds, PAGE_BYTES_MAX, before=query.before)
+    if query.before is not None:
+        files = files[: bisect_left(files, (query.before.epoch, query.before.number))]
     contents: list[tuple[tuple[int, int], bytes | None]] = []
     size = count = 0
     for name in reversed(files):
@@ -162,8 +168,12 @@ def _read_newest(paths: JobPaths, files: Sequence[tuple[int, int]], query: Histo
         found.last = Position(epoch, first - 1)  # what is in front of it was not read, and is no gap
     for name, content in reversed(contents):
         _take(paths, name, content, wanted, found)
+    surplus = len(found.entries) - query.limit
     found.entries = found.entries[-query.limit :]
-    return _page(found, more=False, now_ms=now_ms)
+    since = Position(*contents[-1][0]) if len(contents) < len(files) else None
+    if surplus > 0:
+        since = Position(found.entries[0].epoch, found.entries[0].number)
+    return replace(_page(found, more=False, now_ms=now_ms), since=str(since) if since is not None else "")
 
 
 def _read_file(paths: JobPaths, name: tuple[int, int]) -> Flow[bytes | None]:
@@ -197,6 +207,8 @@ def _take(
         return True
     for number, line in _lines(content, first):
         place = Position(epoch, number)
+        if query.before is not None and place >= query.before:
+            return True
         if query.after is not None and place <= query.after:
             found.is_closed = _is_last(_decoded(line, number))
             continue

@@ -15,9 +15,11 @@ from holdfast.barriers.messages import (
     CheckpointKind,
     Heartbeat,
     InFlightRestore,
+    QuestionKind,
     RegisterWorker,
     StatusBatch,
     SubtaskKey,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
@@ -49,6 +51,24 @@ class StatesReceived(msgspec.Struct, frozen=True):
 class HeartbeatReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: Heartbeat
+
+
+class QuestionAsked(msgspec.Struct, frozen=True):
+    """Somebody asks a worker about itself; answered with its WorkerAnswer."""
+
+    ticket: int
+    slot: int
+    kind: QuestionKind
+    samples: int = 1
+    interval_ms: int = 0
+    """Of stacks, as in WorkerQuestion."""
+
+
+class AnswerReceived(msgspec.Struct, frozen=True):
+    """A worker answers a question."""
+
+    ticket: int
+    answer: WorkerAnswer
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
@@ -203,6 +223,8 @@ Event: TypeAlias = (
     | AckBatchReceived
     | StatesReceived
     | HeartbeatReceived
+    | QuestionAsked
+    | AnswerReceived
     | StreamOpened
     | StreamClosed
     | SnapshotRequested

@@ -39,6 +39,7 @@ from holdfast.coordinator.jobmaster.events import Event
 from holdfast.coordinator.jobmaster.failover import Failure
 from holdfast.coordinator.jobmaster.job import JobSetup, JobState
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle
+from holdfast.coordinator.jobmaster.questions import Questions
 from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.running_settings import RunningSettings
 from holdfast.coordinator.jobmaster.series import SubtaskSeries
@@ -140,6 +141,7 @@ class JobMaster:
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
         self.watermarks = WatermarkGroups(setup.graph)
+        self.questions = Questions(setup.job_id, setup.epoch, self.slot_pool, rng, self._turn)
         self.series = SubtaskSeries(setup.graph)
         self.releases = Releases.of(setup.base, setup.graph.config.retained_checkpoints, setup.subsumed)
         self._deadline: tuple[int | None] | None = None
@@ -164,7 +166,7 @@ class JobMaster:
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms(), self.watermarks.next_deadline_ms())
-            times.append(self.settings.next_deadline_ms())
+            times += (self.settings.next_deadline_ms(), self.questions.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -183,7 +185,18 @@ class JobMaster:
         self._write_settings()
         self._align_watermarks()
         self._release()
+        self._settle_questions()
         return out
+
+    def _settle_questions(self) -> None:
+        """Refuse questions that nobody will answer any more."""
+        if self.state is JobState.SUSPENDED:
+            message = f"this coordinator leads job {self.setup.job_id} no more: {self.lifecycle.failure}"
+            self.questions.settle(self.lifecycle.attempt, NotLeaderError(message, job=self.setup.job_id))
+        elif self.state.is_terminal:
+            self.questions.settle(self.lifecycle.attempt, FencedError(f"the job is {self.state.value}", job=self.setup.job_id))
+        else:
+            self.questions.settle(self.lifecycle.attempt, None)
 
     def _align_watermarks(self) -> None:
         """Tell sources how far they may go."""
@@ -214,6 +227,10 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._states(event))
             case job_events.HeartbeatReceived():
                 self._call(event.ticket, lambda: self._heartbeat(event))
+            case job_events.QuestionAsked():
+                self._call(event.ticket, lambda: self._ask_worker(event))
+            case job_events.AnswerReceived():
+                self._call(event.ticket, lambda: self._worker_answered(event))
             case job_events.StreamOpened():
                 self._call(event.ticket, lambda: self._open_stream(event))
             case job_events.StreamClosed():
@@ -365,6 +382,17 @@ class JobMaster:
             self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
             self.series.sample(execution.attempt, event.message.metrics, self._turn.now_ms, self._turn.wall_ms)
         return self.setup.epoch
+
+    def _ask_worker(self, event: job_events.QuestionAsked) -> object:
+        if self.state.is_terminal:
+            raise FencedError(f"job {self.setup.job_id} is {self.state.value}: it has no workers", job=self.setup.job_id)
+        attempt = self.lifecycle.attempt
+        self.questions.ask(event.ticket, event.slot, event.kind, event.samples, event.interval_ms, attempt)
+        return LATER
+
+    def _worker_answered(self, event: job_events.AnswerReceived) -> None:
+        self._check_epoch(event.answer.epoch)
+        self.questions.answered(self.slot_pool.current(event.answer.slot, event.answer.session), event.answer)
 
     def _open_stream(self, event: job_events.StreamOpened) -> object:
         """Answer before any command is delivered: the caller needs its stream first."""

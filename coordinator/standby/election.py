@@ -43,7 +43,7 @@ class ElectionConfig:
     @property
     def watch_interval_ms(self) -> int:
         """Time between two looks at the others."""
-        return self.takeover_after_ms // 6
+        return self.takeover_after_ms // 8
 
     @property
     def probe_timeout_ms(self) -> int:
@@ -327,6 +327,9 @@ class Election:
             self._probe = None  # it was about what has changed since
             self.active, self._sign = active, sign
         self._confirmed_ms = now_ms
+        stale_ms = self._changed_ms + self._config.takeover_after_ms
+        if now_ms < stale_ms < now_ms + self._config.watch_interval_ms:
+            self._observe_at_ms = stale_ms  # not a look later
 
     def _probe_if_stale(self, active: ActiveRecord, now_ms: int) -> list[Action]:
         is_stale = self._confirmed_ms - self._changed_ms >= self._config.takeover_after_ms

@@ -42,11 +42,13 @@ from holdfast.barriers.messages import (
     WorkerCommand,
 )
 from holdfast.operators.task.context import Clock
+from holdfast.operators.worker.answers import Answering
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.session import Session
 from holdfast.operators.worker.session_events import (
     AcksAnswered,
     Action,
+    AnswerQuestion,
     AnswerReady,
     CommandReceived,
     DeadlineReached,
@@ -64,6 +66,7 @@ from holdfast.operators.worker.session_events import (
     SendRegister,
     StatesAnswered,
     StatusChanged,
+    TakeSample,
     WorkerIdentity,
     inline_bytes,
     refuse_post,
@@ -358,13 +361,16 @@ class Gateway:
         deliver: Callable[[WorkerCommand], None],
         metrics: Callable[[int], tuple[SubtaskMetrics, ...]],
         frames_refused: Callable[[], int] = lambda: 0,
+        answering: Answering | None = None,
         random_source: random.Random | None = None,
     ) -> None:
+        """`answering`: makes the answers to questions; without it the identity must name none."""
         self._identity = identity
         self._clock = clock
         self._deliver = deliver
         self._metrics = metrics
         self._frames_refused = frames_refused
+        self._answering = answering
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
         self._session = Session(identity, random_source or random.Random())
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -490,8 +496,25 @@ class Gateway:
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
                 return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
+            case TakeSample() | AnswerQuestion():
+                self._serve_question(action)
+                return None
             case _:
                 assert_never(action)
+
+    def _serve_question(self, action: TakeSample | AnswerQuestion) -> None:
+        """Whatever comes of it: heartbeats must go on."""
+        if self._answering is None:
+            return
+        try:
+            if isinstance(action, TakeSample):
+                self._answering.sample(action.question)
+            else:
+                self._http.post(f"/{self._identity.slot}/answers", self._answering.answer(action), None)
+        except HoldfastError as error:
+            log.debug("the answer to a question of the coordinator was lost: %s", error)
+        except Exception:
+            log.warning("a question of the coordinator could not be answered", exc_info=True)
 
     def _register(self, body: RegisterWorker) -> Event:
         registered = self._post("/register", body, Registered)

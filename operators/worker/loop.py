@@ -21,6 +21,7 @@ from holdfast.barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     ShutdownWorker,
+    SubtaskKey,
     SubtaskMetrics,
     SubtaskStatus,
     TaskState,
@@ -81,6 +82,7 @@ class Worker:
         self._metrics_due_ms = 0
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
         """(attempt, counters), replaced as a whole at intervals; read by the control thread."""
+        self._working: DeployedSubtask | None = None
         self.leaving: ShutdownWorker | None = None
         self.cancelling_since_ms: int | None = None
         """Since when subtasks should be gone and are not; the control thread ends a process that takes too long."""
@@ -106,6 +108,12 @@ class Worker:
         """Counters of an attempt; empty for any attempt but the one measured last, since the next begins at 0."""
         measured, metrics = self._metrics
         return metrics if measured == attempt else ()
+
+    @property
+    def working_for(self) -> SubtaskKey | None:
+        """The subtask whose step the loop takes, or took last in a round that still goes on; None between rounds."""
+        working = self._working
+        return working.subtask.key if working is not None else None
 
     @property
     def frames_refused(self) -> int:
@@ -142,6 +150,7 @@ class Worker:
             if is_full_round:
                 self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
+                self._working = each
                 if _is_due(each, now_ms):
                     progress = each.subtask.step(now_ms, due_s).progress or progress
                 elif is_full_round and not each.subtask.is_disposed:
@@ -150,6 +159,7 @@ class Worker:
                     continue
                 self._send(each, now_ms)
                 now_ms = self._look_around(attempt, now_ms)
+            self._working = None
             self._housekeep(attempt, now_ms)
         if self.cancelling_since_ms is not None and not self._commands and self._is_settled():
             self.cancelling_since_ms = None
@@ -209,8 +219,10 @@ class Worker:
                 if each not in due:
                     continue
                 self._urgent.discard(each)
+                before, self._working = self._working, each
                 if each.subtask.serve_urgent(now_ms):
                     later.add(each)
+                self._working = before
                 for output in each.outputs:
                     output.overtake_due(now_ms)
                 self._send(each, now_ms)

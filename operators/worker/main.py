@@ -32,11 +32,14 @@ from holdfast.operators.pickling import dumps_by_value
 from holdfast.operators.task.context import Pool
 from holdfast.operators.task.pool import RunQueueDelay, SystemClock, ThreadPool
 from holdfast.operators.task.subtask import Report
+from holdfast.operators.worker.answers import QUESTIONS, Answering
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
+from holdfast.operators.worker.kept_log import keeping_log
 from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.stacks import StackSampler
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import DIRECTORY_FILE
@@ -162,10 +165,7 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     opened.callback(delay.close)
     worker = _worker(spec, transport, clock, storage, pool, report, folder.path, recovery, delay)
     address, identity = _address(spec, directory_nonce), _identity(spec, nonce, host, directory_nonce, transport)
-    gateway = Gateway(
-        identity, address, clock, deliver=worker.post, metrics=worker.metrics_of, frames_refused=lambda: worker.frames_refused
-    )
-    opened.callback(gateway.close)
+    gateway = _gateway(identity, address, clock, worker, opened)
     watch = Watch(spec, parent, worker, gateway, clock)
     opened.callback(watch.stop)
     watch.start()
@@ -177,6 +177,26 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
     if gateway.rejection is not None:
         raise gateway.rejection
     return reason
+
+
+def _gateway(
+    identity: WorkerIdentity, address: CoordinatorAddress, clock: SystemClock, worker: Worker, opened: contextlib.ExitStack
+) -> Gateway:
+    """The way to the coordinator, also for its questions about this thread, which is the loop's, and about the log from here on."""
+    log = opened.enter_context(keeping_log((address.token or "", identity.launch_token)))
+    native_id = threading.get_native_id()
+    sampler = StackSampler(threading.get_ident(), lambda: worker.working_for, loop_native_id=native_id)
+    gateway = Gateway(
+        identity,
+        address,
+        clock,
+        deliver=worker.post,
+        metrics=worker.metrics_of,
+        frames_refused=lambda: worker.frames_refused,
+        answering=Answering(identity.slot, sampler, log),
+    )
+    opened.callback(gateway.close)
+    return gateway
 
 
 def _recovery(spec: WorkerSpec, storage: Storage, directory_nonce: str) -> LocalRecovery:
@@ -209,6 +229,7 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
         spawn=spec.spawn,
         launch_token=spec.launch_token,
         fingerprint=fingerprint_of(os.getpid()),
+        questions=QUESTIONS,
     )
 
 

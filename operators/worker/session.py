@@ -12,6 +12,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import assert_never
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
@@ -36,10 +39,12 @@ from holdfast.barriers.messages import (
     WorkerCommand,
     clip,
 )
+from holdfast.operators.worker.sampling import QuestionUnderWay
 from holdfast.operators.worker.session_events import (
     AckKey,
     AcksAnswered,
     Action,
+    AnswerQuestion,
     AnswerReady,
     CommandReceived,
     DeadlineReached,
@@ -121,6 +126,7 @@ class Session:
         self._beats_bare = False
         """A heartbeat was refused for its content: heartbeats carry no counters until the next registration or attempt."""
         self._began = False
+        self._question = QuestionUnderWay()
         self.unreachable_since_ms: int | None = None
         """Time at which contact was lost, or first sought; None while the coordinator answers."""
 
@@ -181,7 +187,8 @@ class Session:
         if self._dirty:
             wanted["states"] = 0
         waiting = [max(at, self._retry_at_ms.get(request, 0)) for request, at in wanted.items() if request not in self._under_way]
-        return min(waiting, default=None)
+        asked_ms = self._question.next_deadline_ms()
+        return min(waiting if asked_ms is None else [*waiting, asked_ms], default=None)
 
     @property
     def unanswered_count(self) -> int:
@@ -212,7 +219,16 @@ class Session:
             self._under_way.add("heartbeat")
             self._heartbeat_due_ms = now_ms + self._heartbeat_interval_ms
             actions.append(PostHeartbeat(self.session, self.attempt, self._beats_bare))
-        return actions
+        return actions + self._answers(now_ms)
+
+    def _answers(self, now_ms: int) -> list[Action]:
+        """To questions. Behind heartbeats: what people want to know holds no lease up."""
+        return [
+            replace(action, epoch=self.epoch, session=self.session, attempt=self.attempt)
+            if isinstance(action, AnswerQuestion)
+            else action
+            for action in self._question.advance(now_ms)
+        ]
 
     def _may_send(self, request: str, now_ms: int) -> bool:
         return request not in self._under_way and now_ms >= self._retry_at_ms.get(request, 0)
@@ -237,6 +253,7 @@ class Session:
             launch_token=identity.launch_token,
             fingerprint=identity.fingerprint,
             data_socket=identity.data_socket,
+            questions=identity.questions,
         )
         self.state = SessionState.REGISTERING
         self._registering = body
@@ -245,6 +262,7 @@ class Session:
 
     def _register_again(self, now_ms: int, *, after_failure: bool) -> None:
         self.state = SessionState.WAITING
+        self._question.forget()
         self._under_way.clear()
         self._posted.clear()
         self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
@@ -436,6 +454,8 @@ class Session:
         if line.number > expected:
             self._register_again(now_ms, after_failure=False)  # a command is missing: only a registration restores it
             return []
+        if line.question is not UNSET:
+            self._question.ask(line.question, now_ms)
         if line.command is None or line.number < expected:
             return []
         self._last_number = line.number

@@ -28,6 +28,7 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     TriggerCheckpoint,
     WorkerCommand,
+    WorkerQuestion,
     clip,
     clip_front,
 )
@@ -51,6 +52,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     spawn: int = 0
     launch_token: str = ""
     fingerprint: str = ""
+    questions: tuple[str, ...] = ()
+    """Kinds of questions that its shell answers."""
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -190,7 +193,24 @@ class Deliver(msgspec.Struct, frozen=True):
     command: WorkerCommand
 
 
-Action: TypeAlias = SendRegister | OpenStream | PostAcks | PostStates | PostHeartbeat | Deliver
+class TakeSample(msgspec.Struct, frozen=True):
+    """Look at the stacks of all threads once, for a question."""
+
+    question: WorkerQuestion
+
+
+class AnswerQuestion(msgspec.Struct, frozen=True):
+    """Send what is known about a question, once: an answer that is lost is not repeated, and a refusal changes nothing."""
+
+    question: WorkerQuestion
+    epoch: int = 0
+    session: str = ""
+    attempt: int = 0
+
+
+Action: TypeAlias = (
+    SendRegister | OpenStream | PostAcks | PostStates | PostHeartbeat | Deliver | TakeSample | AnswerQuestion
+)
 
 BARE_ERROR_BYTES_MAX = 256
 """Most bytes of the error of a state that was refused with the full text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,15 +32,21 @@ from holdfast.barriers.messages import (
     AckBatch,
     AckStatus,
     CheckpointKind,
+    CodeLine,
     Heartbeat,
+    LogTail,
     NumberedCommand,
+    QuestionKind,
     Registered,
     RegisterWorker,
+    SampledStack,
     StatusBatch,
     SubtaskMetrics,
     TaskState,
+    WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.dispatcher.questions import Question
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
@@ -51,6 +57,7 @@ from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
+    AnswerView,
     CheckpointConfigView,
     CheckpointCounts,
     CheckpointStatsView,
@@ -71,6 +78,7 @@ from holdfast.coordinator.views import (
     TriggerView,
     VertexCheckpointView,
     VertexView,
+    WholeJobView,
     WorkerView,
 )
 from holdfast.statebackends.errors import NotFoundError
@@ -188,6 +196,26 @@ def make_stats() -> CheckpointStatsView:
         latest_failed=failed,
         latest_restored=RestoredView(1, 1_500, False, "/state/chk-1"),
     )
+
+
+def make_answer(kind: QuestionKind) -> WorkerAnswer:
+    """The loop works for the sink, in a function that sleeps, and twice in one that computes."""
+    answer = WorkerAnswer(1, 0, "s1", 2, "q1", kind.value)
+    if kind is QuestionKind.LOG:
+        return msgspec.structs.replace(answer, log=LogTail("INFO one\nWARNING two\n", 6_500, 3))
+    code = (
+        CodeLine("Worker.run", "/p/loop.py", 10, own=True),
+        CodeLine("slow", "/job.py", 42),
+        CodeLine("quick", "/job.py", 50),
+        CodeLine("ThreadPool._serve", "/p/pool.py", 9, own=True),
+    )
+    stacks = (
+        SampledStack("pool", (3,), 20, 0, 19, idle=True),
+        SampledStack("MainThread", (0, 1), 12, 1, 10, SINK, 0),
+        SampledStack("MainThread", (0, 2), 6, 6, 0, SINK, 0),
+        SampledStack("MainThread", (0,), 2, 0, 2, SOURCE, 0),
+    )
+    return msgspec.structs.replace(answer, samples=20, sampled_ms=1_000, code=code, stacks=stacks)
 
 
 class FakeSubscription:
@@ -323,6 +351,12 @@ class FakeCoordinator:
     def heartbeat_async(self, job_id: str, message: Heartbeat) -> Future[int]:
         return self._later(1, "heartbeat", job_id, message)
 
+    def answer_async(self, job_id: str, answer: WorkerAnswer) -> Future[None]:
+        return self._later(None, "answer", job_id, answer)
+
+    def ask_async(self, question: Question) -> Future[AnswerView]:
+        return self._later(AnswerView(make_answer(question.kind), 7_000), "ask", question.job_id, question.slot, question.kind)
+
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
         self._called("request_checkpoint", job_id, trigger_id, *(() if mode == AS_CONFIGURED else (mode,)))
         mode.checked(self.config)
@@ -390,6 +424,16 @@ class FakeCoordinator:
         self._called("job", job_id)
         return make_job(self.state, self.pressure)
 
+    def whole_job(self, job_id: str) -> WholeJobView:
+        return WholeJobView(self.job(job_id), self.checkpoints(job_id))
+
+    def whole_jobs(self, job_ids: Collection[str] | None = None, *, live_only: bool = False) -> tuple[WholeJobView, ...]:
+        known = [job for job in self.jobs() if (job_ids is None or job.job_id in job_ids) and not (live_only and job.is_terminal)]
+        return tuple(
+            WholeJobView(msgspec.structs.replace(self.job(job.job_id), overview=job), self.checkpoints(job.job_id))
+            for job in sorted(known, key=lambda each: -each.start_ms)
+        )
+
     def checkpoints(self, job_id: str) -> CheckpointStatsView:
         self._called("checkpoints", job_id)
         return make_stats()
@@ -400,12 +444,6 @@ class FakeCoordinator:
         if not found:
             raise NotFoundError(f"no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return found[0]
-
-    def checkpoint_vertex(self, job_id: str, checkpoint_id: int, vertex: str) -> VertexCheckpointView:
-        vertices = self.checkpoint(job_id, checkpoint_id).vertices
-        if vertex not in vertices:
-            raise NotFoundError(f"no vertex {vertex}", job=job_id, vertex=vertex)
-        return vertices[vertex]
 
     def checkpoint_config(self, job_id: str) -> CheckpointConfigView:
         self._called("checkpoint_config", job_id)

@@ -102,13 +102,33 @@ def test_a_line_says_who_did_what() -> None:
 
 def test_refusals_are_counted_beyond_their_bound() -> None:
     recording = recorder()
-    for _ in range(audit.REFUSALS_MAX + 7):
-        recording.note(REFUSED, now_ms=1, wall_ms=1)
+    for number in range(audit.REFUSALS_MAX + 7):
+        recording.note(msgspec.structs.replace(REFUSED, peer=f"10.0.{number}.8:1"), now_ms=1, wall_ms=1)
     recording.note(STOP, now_ms=2, wall_ms=2)
     (ready,) = files_of(recording, audit.REFUSALS_EVERY_MS)
     kinds = [json.loads(line)["kind"] for line in ready.content.splitlines()]
     assert kinds == ["started", *["refused"] * audit.REFUSALS_MAX, "request", "dropped"]
     assert json.loads(ready.content.splitlines()[-1])["count"] == 7
+
+
+@pytest.mark.parametrize(
+    "senders",
+    [
+        [f"10.0.0.8:{port}" for port in range(1_000)],
+        [f"2001:db8:1:2:{number:x}::1:80" for number in range(1, 1_000)],
+    ],
+    ids=["ports", "addresses of one network"],
+)
+def test_one_sender_does_not_use_up_the_refusals_of_all(senders: list[str]) -> None:
+    recording = recorder()
+    for peer in senders:
+        recording.note(msgspec.structs.replace(REFUSED, peer=peer), now_ms=1, wall_ms=1)
+    for _ in range(audit.REFUSALS_PER_SENDER_MAX + 1):
+        recording.note(Noted("GET /v1/jobs", credential="token ci", peer=senders[0], status=403), now_ms=1, wall_ms=1)
+    recording.note(msgspec.structs.replace(REFUSED, peer="10.9.9.9:1"), now_ms=1, wall_ms=1)
+    lines = [json.loads(line) for line in files_of(recording)[0].content.splitlines()]
+    found = [line.get("credential") or line["peer"] for line in lines if line["kind"] == "refused"]
+    assert found == [*senders[: audit.REFUSALS_PER_SENDER_MAX], *["token ci"] * audit.REFUSALS_PER_SENDER_MAX, "10.9.9.9:1"]
 
 
 def test_what_storage_does_not_take_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +167,7 @@ def test_whatever_is_recorded_is_whole(noted: list[Noted], file_bytes: int) -> N
         files += [(each.path, each.content) for each in files_of(recording)]
     report = verified(files)
     assert report.is_whole
-    assert report.lines >= len(noted) - max(0, len(noted) - audit.REFUSALS_MAX)
+    assert report.lines >= len(noted) - max(0, len(noted) - audit.REFUSALS_PER_SENDER_MAX)
 
 
 # ------------------------------------------------------------------------------------------------------------ verifier
@@ -260,6 +280,7 @@ def test_a_storage_that_fails_holds_no_request_up(tmp_path: Path, caplog: pytest
 
 def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_logs, "_wall_ms", lambda: 5_000)
+    kept = audit.REFUSALS_PER_SENDER_MAX
     log = AuditLog(str(tmp_path))
     (tmp_path / "_service").write_text("no folder")
     for _ in range(audit_logs.NOTED_MAX + audit.REFUSALS_MAX):
@@ -270,9 +291,9 @@ def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, m
     (tmp_path / "_service").unlink()
     log.close()
     lines = read_audit(str(tmp_path))
-    assert [line.time_ms for line in lines if line.request == "stop"] == [5_000] * (audit_logs.NOTED_MAX - audit.REFUSALS_MAX)
-    assert sum(line.kind == "refused" for line in lines) == audit.REFUSALS_MAX
-    assert {line.count for line in lines if line.kind == "dropped"} == {audit.REFUSALS_MAX}
+    assert [line.time_ms for line in lines if line.request == "stop"] == [5_000] * (audit_logs.NOTED_MAX - kept)
+    assert sum(line.kind == "refused" for line in lines) == kept
+    assert {line.count for line in lines if line.kind == "dropped"} == {kept}
 
 
 def test_an_unexpected_failure_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import urllib3
 from holdfast.api.events import stream
 from holdfast.api.events.cloudevents import cloud_event
 from holdfast.api.events.follower import Told, decode_fed
-from holdfast.coordinator.history.feed import FedRecord
+from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, HistoryGap, HistoryPage, Position, encode_line
 from holdfast.coordinator.history.store import HistoryQuery
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
@@ -222,3 +222,14 @@ def test_streams_end_with_the_service(coordinator: FakeCoordinator, tmp_path: Pa
             reader = stack.enter_context(reading(fresh, "/v1/events"))
         with pytest.raises((EOFError, urllib3.exceptions.HTTPError)):
             reader.event()
+
+
+def test_a_stream_ends_when_another_leadership_begins(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "RECHECK_S", 0.1)
+    with reading(served, "/v1/events") as reader:
+        coordinator.feed = HistoryFeed()
+        with pytest.raises(EOFError):
+            reader.event()
+    assert 'holdfast_event_streams_closed_total{reason="leader"} 1.0' in served.request("GET", "/metrics").data.decode()

@@ -41,7 +41,10 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "QuestionNotKnownError",
     "TransportSecurityError",
+    "WorkerBusyError",
+    "WorkerSilentError",
     "InFlightStateError",
     "InvalidRecordError",
     "InvalidRowError",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast.api.flink import checkpoint_schemas
+from holdfast.api.flink import checkpoint_schemas, render_checkpoints
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.barriers.jobgraph import JobConfig
@@ -17,7 +17,7 @@ from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics, TaskState
 from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.views import RestoredView, SubtaskView, TriggerView
-from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served
+from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served, make_checkpoint, make_graph
 
 SIZES = {
     "checkpointed_size",
@@ -416,6 +416,27 @@ def test_checkpoint_details(served: Served, prefix: str, number: int) -> None:
     body = served.json("GET", f"{prefix}/jobs/{JOB}/checkpoints/details/{number}")
     assert body["id"] == number
     assert_checkpoint(body)
+
+
+@pytest.mark.parametrize(("number", "acknowledged"), [(1, 1), (3, 1), (4, 1)])
+def test_a_checkpoint_has_a_task_for_each_vertex_of_the_job(served: Served, prefix: str, number: int, acknowledged: int) -> None:
+    """Flink's UI looks for each, and showed nothing at all where one was missing: of one that had finished before."""
+    path = f"{prefix}/jobs/{JOB}/checkpoints/details/{number}"
+    tasks = served.json("GET", path)["tasks"]
+    assert set(tasks) == {SOURCE, SINK}
+    assert set(tasks[SINK]) == set(tasks[SOURCE]) == TASK_CHECKPOINT
+    told = [tasks[SINK][name] for name in ("status", "num_subtasks", "num_acknowledged_subtasks", "state_size")]
+    assert told == ["COMPLETED", 1, acknowledged, 0]
+    details = served.json("GET", f"{path}/subtasks/{SINK}")
+    assert ({name: details[name] for name in tasks[SINK]}, details["subtasks"]) == (tasks[SINK], [])
+
+
+def test_a_checkpoint_that_is_only_on_record_has_its_vertices_too() -> None:
+    for status, expected in (("COMPLETED", ("COMPLETED", 1)), ("FAILED", ("FAILED", 0)), ("IN_PROGRESS", ("IN_PROGRESS", 0))):
+        view = replace(make_checkpoint(7, status), vertices={})
+        found = render_checkpoints.with_all_vertices(view, make_graph())
+        assert {(each.status, each.num_acknowledged_subtasks) for each in found.vertices.values()} == {expected}
+        assert set(found.vertices) == {SOURCE, SINK}
 
 
 def test_checkpoint_subtasks(served: Served, prefix: str) -> None:

@@ -75,16 +75,13 @@ def test_a_vertex_has_its_subtasks_and_statistics_over_them(
         (f"/v1/jobs/{JOB}/vertices/{OTHER}", "has no vertex"),
         (f"{VERTEX}/subtasks/5", "has no subtask 5"),
         (f"{VERTEX}/subtasks/0/attempts/2", "only the current one is, 1"),
-        (f"{VERTEX}/flamegraph", "no flame graph"),
         (f"/v1/jobs/{OTHER}/vertices/{SINK}/subtasktimes", "no job"),
         (f"/v1/jobs/{OTHER}/metrics", "no job"),
         (f"/v1/jobs/{OTHER}/config", "no job"),
         (f"/v1/taskmanagers/{JOB}_slot-7", "no worker holds slot 7"),
         ("/v1/taskmanagers/nobody", "no task manager 'nobody'"),
-        (f"/v1/taskmanagers/{WORKER}/log", "can't be read here"),
-        (f"/v1/taskmanagers/{WORKER}/stdout", "can't be read here"),
-        (f"/v1/taskmanagers/{WORKER}/logs/a", "can't be read here"),
-        (f"/v1/taskmanagers/{WORKER}/thread-dump", "no thread dump"),
+        (f"/v1/taskmanagers/{WORKER}/stdout", "is not kept here"),
+        (f"/v1/taskmanagers/{WORKER}/logs/a", "there is no log 'a'"),
         ("/v1/jobmanager/stdout", "not kept"),
         ("/v1/jobmanager/logs/..%2F..%2Fetc%2Fpasswd", "Not Found"),
         ("/v1/jobmanager/logs/other", "there is no log"),
@@ -212,7 +209,6 @@ def test_workers_are_task_managers(served: Served, coordinator: FakeCoordinator)
         {"id": "assignedTasks", "max": 2}
     ]
     assert served.json("GET", "/v1/taskmanagers/metrics?get=assignedTasks&taskmanagers=x") == []
-    assert served.json("GET", f"/v1/taskmanagers/{WORKER}/logs") == {"logs": []}
     url = served.json("GET", f"/v1/jobs/{JOB}/taskmanagers/{WORKER}/log-url")["url"]
     assert url == f"{served.url}/v1/taskmanagers/{WORKER}/log"
     entries = served.json("GET", f"/v1/jobs/{JOB}/exceptions")["exceptionHistory"]["entries"]

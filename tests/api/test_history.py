@@ -42,6 +42,16 @@ def test_page_is_answered_as_it_is_read(served: Served, coordinator: FakeCoordin
     assert (body["next"], body["more"], body["as_of_ms"]) == ("3-8", True, 5)
 
 
+def test_a_page_of_the_newest_says_how_to_go_on(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.page = HistoryPage((), since="3-7")
+    assert served.json("GET", f"/v1/jobs/{JOB}/history?newest=true&kinds=failure")["since"] == "3-7"
+    served.json("GET", f"/v1/jobs/{JOB}/history?before=3-7&kinds=failure")
+    assert coordinator.calls[-1] == ("history", JOB, HistoryQuery(None, frozenset({"failure"}), newest=True, before=Position(3, 7)))
+    refused = served.request("GET", f"/v1/jobs/{JOB}/history?before=3-x")
+    assert (refused.status, json.loads(refused.headers["X-Holdfast-Fields"])) == (400, {"setting": "before"})
+    served.json("GET", f"/v1/jobs/{JOB}/history?before=3-7&after=1-1", status=400)
+
+
 @pytest.mark.parametrize("query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps"])
 def test_malformed_query_is_refused(query: str, served: Served) -> None:
     assert served.request("GET", f"/v1/jobs/{JOB}/history?{query}").status == 400

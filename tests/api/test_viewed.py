@@ -27,6 +27,13 @@ VIEWED_PATHS = [
     f"/v1/jobs/{JOB}/workers",
     f"/v1/jobs/{JOB}/checkpoints",
     f"/v1/jobs/{JOB}/checkpoints/config",
+    "/v1/jobs/metrics",
+    f"/v1/jobs/{JOB}/metrics",
+    "/v1/taskmanagers",
+    "/v1/taskmanagers/metrics",
+    f"/v1/taskmanagers/{JOB}_slot-0",
+    f"/v1/taskmanagers/{JOB}_slot-0/metrics",
+    "/v1/applications/overview",
 ]
 
 

@@ -312,8 +312,11 @@ def test_stale_figures_say_so(browser: Browser, coordinator: StagedCoordinator) 
 
 
 def test_no_token_is_kept_where_scripts_find_it(browser: Browser) -> None:
-    kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
-    assert TOKEN not in browser.run(kept)
+    kept = "return [JSON.stringify([{...localStorage}, {...sessionStorage}]), document.cookie]"
+    assert browser.run(kept) == ["[{},{}]", ""]
+    (cookie,) = browser.driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert TOKEN not in cookie["value"]
 
 
 def test_a_job_or_checkpoint_that_is_not_there_is_said_to_be_so(browser: Browser) -> None:
@@ -343,7 +346,31 @@ def test_a_report_of_the_simulator(anywhere: Browser, served: Served, tmp_path: 
     assert anywhere.complaints() == []
     assert {url for url, _ in anywhere.asked() if not url.startswith(served.url)} == {file.as_uri()}
     anywhere.open(f"{served.url}/ui/")
-    log_in(anywhere, TOKEN)
+    anywhere.settled("Jobs")
+
+
+def test_a_viewer_sees_no_rows_and_changes_nothing_until_its_token_is_revoked(
+    browser: Browser, served: Served, coordinator: StagedCoordinator
+) -> None:
+    issued = served.json("POST", "/v1/tokens", {"role": "viewer", "name": "night shift"}, status=201)
+    browser.button("Log out").click()
+    log_in(browser, issued["token"])
+    assert "night shift · viewer" in browser.text
+    browser.go(f"jobs/{JOB}/snapshots")
+    browser.settled("Snapshots")
+    browser.until("no snapshots", lambda: "savepoint 20" in browser.text)
+    assert browser.run("return [...document.querySelectorAll('main button')].map(each => each.textContent)") == ["Open"]
+    browser.go(path_of(coordinator.checkpoint_path))
+    browser.until("rows?", lambda: "Rows are for operators." in browser.text)
+    assert "Rows of" not in browser.text
+    for page in ("tokens", "audit"):
+        browser.go(page)
+        browser.until("nothing said", lambda: "Your token may not see this" in browser.text)
+        assert browser.violations() == []
+    browser.go("")
+    browser.settled("Jobs")
+    served.json("DELETE", f"/v1/tokens/{issued['id']}")
+    log_in(browser, TOKEN)  # the form is there by itself
 
 
 def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browser, served: Served) -> None:
@@ -355,6 +382,9 @@ def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browse
     browser.driver.refresh()
     browser.find("input[name=token]").send_keys("wrong", Keys.ENTER)
     browser.until("no refusal", lambda: "token" in browser.find(".problem").text)
-    browser.driver.refresh()
+    log_in_again = browser.find("input[name=token]")
+    log_in_again.clear()
     log_in(browser, TOKEN)
+    browser.settled("Checkpoint 17")
+    browser.driver.refresh()
     browser.settled("Checkpoint 17")

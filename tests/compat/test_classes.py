@@ -112,6 +112,8 @@ def read(flink: Any, body: str, headers: Any, mapper: str = STRICT) -> Any:
         (f"taskmanagers/{JOB}_slot-0", "taskmanager.TaskManagerDetailsHeaders"),
         (f"taskmanagers/{JOB}_slot-0/metrics", "job.metrics.TaskManagerMetricsHeaders"),
         (f"taskmanagers/{JOB}_slot-0/logs", "taskmanager.TaskManagerLogsHeaders"),
+        (f"taskmanagers/{JOB}_slot-0/thread-dump", "taskmanager.TaskManagerThreadDumpHeaders"),
+        (f"{VERTEX}/flamegraph?type=on_cpu", "JobVertexFlameGraphHeaders"),
         ("taskmanagers/metrics?get=assignedTasks", "job.metrics.AggregatedTaskManagerMetricsHeaders"),
         ("jobmanager/config", "ClusterConfigurationInfoHeaders"),
         ("jobmanager/environment", "JobManagerEnvironmentHeaders"),

@@ -82,9 +82,8 @@ def test_queries_about_processes_are_answered(client: Any) -> None:
     assert managers.metrics(metric_names=["assignedTasks"], agg_modes=["sum"])["assignedTasks"] == {"sum": 2}
     assert managers.get(WORKER)["id"] == WORKER
     assert managers.get_metrics(WORKER, metric_names=["assignedTasks"])
-    assert managers.get_logs(WORKER) == []
-    with pytest.raises(Exception, match="no thread dump"):
-        managers.get_thread_dump(WORKER)
+    assert [each["name"] for each in managers.get_logs(WORKER)] == ["worker.log"]
+    assert managers.get_thread_dump(WORKER)["threadInfos"]
     assert client.jobmanager.config()["token"] == "***"
     assert client.jobmanager.logs() == []
     assert client.jobmanager.metrics()["taskSlotsTotal"] == "2"

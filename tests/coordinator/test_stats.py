@@ -40,7 +40,7 @@ def test_completed_checkpoint_sums_its_subtasks() -> None:
     vertex = view.vertices["V"]
     assert [subtask.end_to_end_ms for subtask in vertex.subtasks] == [10, 20]
     assert vertex.summary["sync"].max == 3
-    assert vertex.summary["start_delay"].avg == 5
+    assert (vertex.summary["start_delay"].min, vertex.summary["start_delay"].max) == (3, 5), "10 ms less 7 ms of work, and as told"
 
 
 def test_a_checkpoint_is_unaligned_if_a_subtask_was_and_tells_what_was_stored_in_flight() -> None:
@@ -198,6 +198,55 @@ def test_when_its_subtasks_were_told_comes_with_the_next_acknowledgements() -> N
     assert view is not None
     assert view.notify_ms == 60
     assert [phases.notify_ms for phases in stats.view().recent] == [60]
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "start_delay", "answered"),
+    [(0, 300, 100), (60, 360, 40), (3_600_000, 400, 0), (86_400_000, 400, 0)],
+)
+def test_a_worker_whose_clock_is_ahead_moves_no_more_than_there_is(skew_ms: int, start_delay: int, answered: int) -> None:
+    """It took 1,000 ms by the coordinator's clock, of which 600 ms are the worker's own durations."""
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    fields = {"alignment_duration_ms": 200, "sync_duration_ms": 100, "async_duration_ms": 300}
+    acknowledge(stats, 1, 0, 2_000, start_delay_ms=300 + skew_ms, **fields)
+    view = stats.checkpoint(1)
+    assert view is not None
+    subtask = view.vertices["V"].subtasks[0]
+    assert (subtask.start_delay_ms, subtask.acknowledge_ms, subtask.end_to_end_ms) == (start_delay, answered, 1_000)
+    assert view.vertices["V"].summary["start_delay"].max == start_delay
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "notify_ms"),
+    [(45, 15), (25, 0), (0, 0), (86_400_000, 3_980)],
+    ids=["right", "a little behind", "behind within what is tolerated", "a day ahead"],
+)
+def test_when_a_worker_was_told_lies_between_the_end_and_its_next_word(after_ms: int, notify_ms: int) -> None:
+    stats = CheckpointStats()
+    complete(stats, 1)  # triggered at 1,000, complete after 30 ms
+    stats.triggered(2, CheckpointRequest(), TASKS, 5_000)
+    acknowledge(stats, 2, 0, 5_010, notified_checkpoint=1, notified_after_ms=after_ms)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert view.notify_ms == notify_ms
+
+
+def test_a_worker_that_was_told_long_before_the_end_has_a_wrong_clock_and_is_not_counted() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    for subtask in range(2):
+        acknowledge(stats, 1, subtask, 9_000)
+    stats.completed(1, "job/chk-1", 11_000)
+    stats.triggered(2, CheckpointRequest(), TASKS, 20_000)
+    acknowledge(stats, 2, 0, 20_010, notified_checkpoint=1, notified_after_ms=3_000)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert view.notify_ms == -1, "not known; it was 0"
+    acknowledge(stats, 2, 1, 20_020, notified_checkpoint=1, notified_after_ms=10_040)
+    view = stats.checkpoint(1)
+    assert view is not None
+    assert view.notify_ms == 40
 
 
 def test_an_overtaken_alignment_runs_beside_the_snapshot() -> None:

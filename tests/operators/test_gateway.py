@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.barriers import codec
@@ -34,11 +35,14 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     TaskState,
     TriggerCheckpoint,
+    WorkerAnswer,
     WorkerCommand,
+    WorkerQuestion,
 )
 from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
+from holdfast.operators.worker.answers import QUESTIONS, Answering
 from holdfast.operators.worker.gateway import (
     BLOCK_BYTES,
     CONNECT_TIMEOUT_S,
@@ -48,9 +52,11 @@ from holdfast.operators.worker.gateway import (
     Gateway,
     UnreachableError,
 )
+from holdfast.operators.worker.kept_log import KeptLog
 from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
 from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.stacks import StackSampler
 from holdfast.statebackends.errors import (
     AuthenticationError,
     HoldfastError,
@@ -81,6 +87,8 @@ class FakeCoordinator:
         self.requests: list[tuple[str, Any]] = []
         self.tokens: list[str | None] = []
         self.commands: list[WorkerCommand] = []
+        self.questions: list[WorkerQuestion] = []
+        """For the one open stream."""
         self.refuse: dict[str, tuple[int, str]] = {}
         self.refused: list[str] = []
         self.fields: dict[str, Any] = {}
@@ -122,6 +130,9 @@ class FakeCoordinator:
                 batch = codec.decode(body, AckBatch)
                 self.requests.append((path, batch))
                 return AckAnswers(self.epoch, (AckStatus.SUCCESS,) * len(batch.items))
+            case "answers":
+                self.requests.append((path, codec.decode(body, WorkerAnswer)))
+                return {}
             case "states":
                 self.requests.append((path, codec.decode(body, StatusBatch)))
                 return {}
@@ -171,6 +182,9 @@ class FakeCoordinator:
                 self.end_headers()
                 sent = after
                 while not fake.closing.wait(0.01):
+                    while fake.questions:
+                        line = NumberedCommand(fake.epoch, fake.session, sent, None, fake.questions.pop(0))
+                        self.wfile.write(codec.encode(line) + b"\n")
                     while sent < len(fake.commands):
                         sent += 1
                         line = NumberedCommand(fake.epoch, fake.session, sent, fake.commands[sent - 1])
@@ -230,6 +244,62 @@ def test_acks_and_states_are_answered(fake: FakeCoordinator, client: Client) -> 
     client.gateway.report(SubtaskStatus(0, "v", 0, TaskState.RUNNING))
     eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
     eventually(lambda: [len(batch.subtasks) for batch in fake.of("states")] == [1], "the state")
+
+
+class Answers(Answering):
+    """Of a process whose loop is this test's thread; `broken`: it can't be looked at."""
+
+    def __init__(self) -> None:
+        self.log = KeptLog()
+        super().__init__(0, StackSampler(threading.get_ident(), lambda: None), self.log)
+        self.broken, self.failures = False, 0
+
+    def sample(self, question: WorkerQuestion) -> None:
+        if self.broken:
+            self.failures += 1
+            raise RuntimeError("no stacks")
+        super().sample(question)
+
+
+@pytest.fixture
+def answers(fake: FakeCoordinator) -> Iterator[Answers]:
+    found = Answers()
+    address = CoordinatorAddress(fake.url, "secret")
+    identity = msgspec.structs.replace(IDENTITY, questions=QUESTIONS)
+    delivered: list[WorkerCommand] = []
+    gateway = Gateway(identity, address, SystemClock(), deliver=delivered.append, metrics=lambda _: (), answering=found)
+    gateway.start()
+    yield found
+    gateway.close()
+
+
+def test_questions_are_answered_while_the_loop_does_nothing(fake: FakeCoordinator, answers: Answers) -> None:
+    fake.questions += [WorkerQuestion("q1", "stacks", 0, 2, 10), WorkerQuestion("q2", "log", 0), WorkerQuestion("q3", "heap", 0)]
+    eventually(lambda: fake.of("answers")[-1:] and fake.of("answers")[-1].question == "q3", "the newest answer")
+    assert fake.of("register")[0].questions == ("stacks", "log")
+    fake.questions.append(WorkerQuestion("q4", "stacks", 0, 2, 10))
+    eventually(lambda: fake.of("answers")[-1].question == "q4", "the last answer")
+    assert {answer.question: answer.known for answer in fake.of("answers")}["q3"] is False
+    answer = fake.of("answers")[-1]
+    assert (answer.session, answer.samples) == ("s1", 2)
+    assert "test_questions_are_answered_while_the_loop_does_nothing" in {line.function for line in answer.code}
+
+
+def test_an_answer_that_is_refused_or_can_not_be_made_stops_nothing(fake: FakeCoordinator, answers: Answers) -> None:
+    for number, (status, kind) in enumerate([(409, "FencedError"), (404, "NotFoundError"), (413, ""), (500, "")]):
+        fake.refuse["answers"] = status, kind
+        fake.questions.append(WorkerQuestion(f"q{number}", "log", 0))
+        eventually(lambda count=number + 1: fake.refused.count("answers") == count, "the refusal")  # type: ignore[misc]
+    fake.refuse.clear()
+    answers.broken = True
+    fake.questions.append(WorkerQuestion("broken", "stacks", 0, 1, 10))
+    eventually(lambda: answers.failures == 1, "the failure")
+    answers.broken = False
+    fake.questions.append(WorkerQuestion("after", "log", 0))
+    eventually(lambda: any(answer.question == "after" for answer in fake.of("answers")), "the answer behind them")
+    beats = len(fake.of("heartbeat"))
+    eventually(lambda: len(fake.of("heartbeat")) > beats + 1, "further heartbeats")
+    assert len(fake.of("register")) == 1, "a refused answer says nothing of the session"
 
 
 def test_acks_that_wait_for_an_answer_are_one_request(fake: FakeCoordinator, client: Client) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.operators.worker.leader_retrieval import FOLLOWED_MAX, Target, is_safe_step, next_target
+from holdfast.operators.worker.leader_retrieval import (
+    FOLLOWED_MAX,
+    MEMBERS_MAX,
+    MemberAddresses,
+    Target,
+    is_safe_step,
+    next_target,
+    split_urls,
+)
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
 
 ADDRESS = "http://10.0.0.1:7000"
@@ -115,3 +123,63 @@ def test_what_names_no_other_leader_is_not_followed(url: object, epoch: object) 
 )
 def test_a_token_goes_nowhere_less_safe(before: str, then: str, safe: bool) -> None:
     assert is_safe_step(before, then) is safe
+
+
+# -------------------------------------------------------------------------------------------------------------- members
+
+
+def active_at(url: object, service_epoch: int) -> NotLeaderError:
+    return NotLeaderError("this member stands by", url=url, service_epoch=service_epoch)  # type: ignore[arg-type]
+
+
+def test_active_member_that_is_named_is_asked() -> None:
+    found = after(Target(ADDRESS, unreachable_epoch=7), active_at(f"{SECOND}/", 2))
+    assert found == Target(SECOND, unreachable_epoch=7, followed=1, service_epoch=2)
+
+
+def test_epochs_of_members_are_no_leaders_of_jobs() -> None:
+    """Else the next coordinator would be told that the leader of a job does not answer."""
+    silent = after(Target(SECOND, service_epoch=2, followed=1), None)
+    assert silent == Target(ADDRESS, silent_service_epoch=2)
+    assert silent.unreachable_epoch == 0
+
+
+def test_active_member_that_does_not_answer_is_not_followed_again_but_its_successor_is() -> None:
+    silent = Target(ADDRESS, silent_service_epoch=2)
+    assert after(silent, active_at(SECOND, 2), address=THIRD) == Target(THIRD, silent_service_epoch=2)
+    assert after(silent, active_at(SECOND, 3)) == Target(SECOND, followed=1, service_epoch=3, silent_service_epoch=2)
+
+
+def test_members_that_name_each_other_are_left_after_one_round() -> None:
+    target = after(Target(ADDRESS), active_at(SECOND, 2))
+    assert after(target, active_at(ADDRESS, 2), address=THIRD).url == THIRD
+
+
+@pytest.mark.parametrize("url", [None, 7, "no url", "http://127.0.0.1:1", "ftp://10.0.0.2"])
+def test_active_member_where_no_token_may_go_is_not_followed(url: object) -> None:
+    assert after(Target(ADDRESS), active_at(url, 2)) == Target(ADDRESS)
+
+
+def test_job_leader_that_an_active_member_names_is_followed() -> None:
+    target = after(Target(ADDRESS), active_at(SECOND, 2))
+    assert after(target, led_by(THIRD, 4)).url == THIRD
+
+
+def test_configured_addresses_are_asked_in_turn() -> None:
+    addresses = MemberAddresses(split_urls(f"{ADDRESS}/, {SECOND},,{ADDRESS}"))
+    assert [addresses.next(None) for _ in range(4)] == [ADDRESS, SECOND, ADDRESS, SECOND]
+
+
+def test_what_the_state_directory_says_is_asked_every_other_time() -> None:
+    addresses = MemberAddresses((ADDRESS, SECOND))
+    assert [addresses.next(THIRD) for _ in range(5)] == [THIRD, ADDRESS, THIRD, SECOND, THIRD]
+    alone = MemberAddresses((ADDRESS,))
+    assert [alone.next(SECOND) for _ in range(3)] == [SECOND] * 3, "a coordinator that moved is not at its old address"
+
+
+def test_members_are_learnt_as_far_as_the_token_may_go() -> None:
+    addresses = MemberAddresses((ADDRESS,))
+    addresses.learn([ADDRESS, SECOND, "http://127.0.0.1:9", "no url", "http://10.0.0.9:1" + "x" * 4_000, f"{THIRD}/"])
+    assert {addresses.next(None) for _ in range(9)} == {ADDRESS, SECOND, THIRD}
+    addresses.learn([f"http://10.0.1.1:{port}" for port in range(1, 200)])
+    assert len({addresses.next(None) for _ in range(400)}) == MEMBERS_MAX + 1

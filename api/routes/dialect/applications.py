@@ -11,13 +11,14 @@ from holdfast.api.flink import render_applications, schemas, worker_schemas
 from holdfast.api.routes.common import ERRORS, Service
 from holdfast.api.routes.dialect.execution import now_ms
 from holdfast.api.routes.dialect.job_manager import Configuration
+from holdfast.api.routes.viewed import VIEWED
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
 ApplicationId = Annotated[str, Path(alias="applicationid", pattern=schemas.ID_PATTERN, description="The job's id")]
 
 
-@router.get("/applications/overview")
+@router.get("/applications/overview", **VIEWED)
 def applications(service: Service) -> shapes.ApplicationsOverview:
     """All applications, with times and states."""
     at_ms = now_ms()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from fastapi import APIRouter, Request
@@ -15,8 +14,10 @@ from holdfast.api.flink.vertex_schemas import AggregatedMetric
 from holdfast.api.http.basic import check_same_origin
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.coordinator.interface import Coordinator
-from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, NotLeaderError
+from holdfast.coordinator.views import WholeJobView
+from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
@@ -28,32 +29,21 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@router.get("/jobs/metrics", response_model_exclude_none=True)
+@router.get("/jobs/metrics", response_model_exclude_none=True, **VIEWED)
 def jobs_metrics(service: Service, wanted: Wanted, get: MetricNames = None, jobs: Things = None) -> list[AggregatedMetric]:
     """Numbers over all jobs, or over some (`jobs=id,id`): their names, or with `get` the values."""
-    chosen = set(jobs.split(",")) if jobs else None
-    newest = sorted(service.jobs(), key=lambda each: -each.start_ms)
-    ids = [each.job_id for each in newest if chosen is None or each.job_id in chosen]
-    return aggregated(_metrics_of(service, ids[:JOBS_MAX]), get, wanted)
+    chosen = frozenset(jobs.split(",")) if jobs else None
+    return aggregated((_metrics(service, each) for each in service.whole_jobs(chosen)[:JOBS_MAX]), get, wanted)
 
 
-def _metrics_of(service: Coordinator, job_ids: Sequence[str]) -> Iterator[dict[str, str]]:
-    """A job that has gone to another coordinator meanwhile is left out."""
-    for job_id in job_ids:
-        try:
-            yield _metrics(service, job_id)
-        except (NotFoundError, NotLeaderError):
-            continue
+def _metrics(service: Coordinator, view: WholeJobView) -> dict[str, str]:
+    return render_metrics.job_metrics(view.job, view.checkpoints, service.directory)
 
 
-def _metrics(service: Coordinator, job_id: str) -> dict[str, str]:
-    return render_metrics.job_metrics(service.job(job_id), service.checkpoints(job_id), service.directory)
-
-
-@router.get("/jobs/{jobid}/metrics")
+@router.get("/jobs/{jobid}/metrics", **VIEWED)
 def job_metrics(service: Service, job_id: JobId, get: MetricNames = None) -> list[schemas.Metric] | list[schemas.MetricName]:
     """Numbers of a job, its checkpoints and restarts: their names, or with `get` the values."""
-    return listed(_metrics(service, job_id), get)
+    return listed(_metrics(service, service.whole_job(job_id)), get)
 
 
 @router.get("/jobs/{jobid}/config")

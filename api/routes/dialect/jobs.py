@@ -163,16 +163,21 @@ def checkpoint_config(service: Service, job_id: JobId) -> checkpoints_of.Checkpo
 
 @router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}", **VIEWED)
 def checkpoint(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> checkpoints_of.Checkpoint:
-    """One checkpoint or savepoint of the history."""
-    return render_checkpoints.checkpoint(service.checkpoint(job_id, checkpoint_id), service.directory)
+    """One checkpoint or savepoint of the history, with an entry for each vertex of the job."""
+    view = render_checkpoints.with_all_vertices(service.checkpoint(job_id, checkpoint_id), service.job(job_id).graph)
+    return render_checkpoints.checkpoint(view, service.directory)
 
 
 @router.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}", **VIEWED)
 def checkpoint_subtasks(
     service: Service, job_id: JobId, checkpoint_id: CheckpointNumber, vertex_id: VertexId
 ) -> checkpoints_of.TaskCheckpointDetails:
-    """One vertex of a checkpoint, subtask by subtask."""
-    view = service.checkpoint_vertex(job_id, checkpoint_id, vertex_id)
+    """One vertex of a checkpoint, subtask by subtask; without subtasks where it has none of the vertex."""
+    found = service.checkpoint(job_id, checkpoint_id)
+    view = found.vertices.get(vertex_id)
+    if view is None:
+        vertex = render_jobs.vertex_of(service.job(job_id), vertex_id)
+        view = render_checkpoints.absent_vertex(found, vertex_id, vertex.parallelism)
     return render_checkpoints.task_checkpoint(checkpoint_id, view)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Request, Response
 
-from holdfast.api.flink import render_workers, schemas
+from holdfast.api.flink import render_stacks, render_workers, schemas
 from holdfast.api.flink import worker_schemas as shapes
 from holdfast.api.flink.render_vertices import worker_id
 from holdfast.api.flink.vertex_schemas import AggregatedMetric
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
+from holdfast.api.routes.questions import ask_workers
+from holdfast.api.routes.viewed import VIEWED
+from holdfast.barriers.messages import LogTail, QuestionKind
+from holdfast.coordinator.dispatcher.questions import Question
 from holdfast.coordinator.interface import Coordinator
-from holdfast.coordinator.views import JobView
-from holdfast.statebackends.errors import NotFoundError, NotLeaderError
+from holdfast.coordinator.views import AnswerView, JobView
+from holdfast.statebackends.errors import NotFoundError, QuestionNotKnownError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
@@ -24,23 +28,18 @@ FileName = Annotated[str, Path(alias="filename", max_length=200)]
 
 
 def _jobs(service: Coordinator) -> Iterator[JobView]:
-    """Those that may have workers. One that has gone to another coordinator meanwhile is left out."""
-    for overview in service.jobs():
-        if not overview.is_terminal:
-            try:
-                yield service.job(overview.job_id)
-            except (NotFoundError, NotLeaderError):
-                continue
+    """Those that may have workers, each as it was at one moment."""
+    return (view.job for view in service.whole_jobs(live_only=True))
 
 
-@router.get("/taskmanagers")
+@router.get("/taskmanagers", **VIEWED)
 def task_managers(service: Service) -> shapes.TaskManagers:
     """All workers that hold a slot."""
     found = [render_workers.task_manager(view, worker) for view in _jobs(service) for worker in render_workers.workers_of(view)]
     return shapes.TaskManagers(taskmanagers=found)
 
 
-@router.get("/taskmanagers/metrics", response_model_exclude_none=True)
+@router.get("/taskmanagers/metrics", response_model_exclude_none=True, **VIEWED)
 def task_managers_metrics(
     service: Service, wanted: Wanted, get: MetricNames = None, taskmanagers: Things = None
 ) -> list[AggregatedMetric]:
@@ -55,14 +54,14 @@ def task_managers_metrics(
     return aggregated(found, get, wanted)
 
 
-@router.get("/taskmanagers/{taskmanagerid}")
+@router.get("/taskmanagers/{taskmanagerid}", **VIEWED)
 def task_manager(service: Service, named: WorkerId) -> shapes.TaskManagerDetails:
     """One worker."""
     job_id, slot = render_workers.parse_worker_id(named)
     return render_workers.task_manager_details(service.job(job_id), slot)
 
 
-@router.get("/taskmanagers/{taskmanagerid}/metrics")
+@router.get("/taskmanagers/{taskmanagerid}/metrics", **VIEWED)
 def task_manager_metrics(
     service: Service, named: WorkerId, get: MetricNames = None
 ) -> list[schemas.Metric] | list[schemas.MetricName]:
@@ -72,28 +71,62 @@ def task_manager_metrics(
     return listed(render_workers.worker_metrics(view, render_workers.worker_of(view, slot)), get)
 
 
+LOG_NAME = "worker.log"
+
+_TEXT = "text/plain; charset=utf-8"
+_LOG: dict[int | str, dict[str, object]] = {200: {"content": {"text/plain": {}}, "description": "The newest lines of the log."}}
+
+
 @router.get("/taskmanagers/{taskmanagerid}/logs")
-def logs(service: Service, named: WorkerId) -> shapes.LogFiles:
-    """Files of a worker's log that can be read here: none."""
-    _known(service, named)
-    return shapes.LogFiles(logs=[])
+async def logs(service: Service, named: WorkerId) -> shapes.LogFiles:
+    """The worker's log, as far as it is kept; empty of a worker that does not tell it."""
+    try:
+        found = await _log_of(service, named)
+    except QuestionNotKnownError:
+        return shapes.LogFiles(logs=[])
+    return shapes.LogFiles(logs=[shapes.LogFile(name=LOG_NAME, size=len(found.text.encode()), mtime=found.changed_ms)])
 
 
-@router.get("/taskmanagers/{taskmanagerid}/logs/{filename}")
-@router.get("/taskmanagers/{taskmanagerid}/log")
+@router.get("/taskmanagers/{taskmanagerid}/logs/{filename}", response_class=Response, responses=_LOG)
+async def log_file(service: Service, named: WorkerId, name: FileName) -> Response:
+    """The newest lines of a worker's log."""
+    if name != LOG_NAME:
+        raise NotFoundError(f"there is no log {name!r} of a worker: it is {LOG_NAME}")
+    return await _log(service, named)
+
+
+@router.get("/taskmanagers/{taskmanagerid}/log", response_class=Response, responses=_LOG)
+async def log(service: Service, named: WorkerId) -> Response:
+    """The newest lines of a worker's log: what its loggers let through, without secrets."""
+    return await _log(service, named)
+
+
+async def _log(service: Coordinator, named: str) -> Response:
+    text = (await _log_of(service, named)).text
+    return Response(text, media_type=_TEXT, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
+
+
+async def _log_of(service: Coordinator, named: str) -> LogTail:
+    found = await _ask(service, named, QuestionKind.LOG)
+    return found.answer.log or LogTail()
+
+
 @router.get("/taskmanagers/{taskmanagerid}/stdout")
-def log(service: Service, named: WorkerId) -> schemas.Empty:
-    """Not available: a worker's log is where Spark keeps that of its executor."""
+def stdout(service: Service, named: WorkerId) -> schemas.Empty:
+    """Not kept: what a worker prints is in the log of its Spark executor."""
     _known(service, named)
-    text = f"the log of {named} can't be read here: a worker's output is in the log of its Spark executor"
-    raise NotFoundError(text)
+    raise NotFoundError(f"the standard output of {named} is not kept here: it is in the log of its Spark executor")
 
 
 @router.get("/taskmanagers/{taskmanagerid}/thread-dump")
-def thread_dump(service: Service, named: WorkerId) -> schemas.Empty:
-    """Not available: workers are not asked for their threads."""
-    _known(service, named)
-    raise NotFoundError(f"there is no thread dump of {named}: workers are not asked for their threads")
+async def thread_dump(service: Service, named: WorkerId) -> shapes.ThreadDump:
+    """What each thread of a worker does at the moment, without any variable."""
+    return render_stacks.thread_dump(await _ask(service, named, QuestionKind.STACKS))
+
+
+async def _ask(service: Coordinator, named: str, kind: QuestionKind) -> AnswerView:
+    job_id, slot = render_workers.parse_worker_id(named)
+    return (await ask_workers(service, [Question(job_id, slot, kind)]))[0]
 
 
 @router.get("/jobs/{jobid}/taskmanagers/{taskmanagerid}/log-url")

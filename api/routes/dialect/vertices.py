@@ -7,11 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
+from starlette.concurrency import run_in_threadpool
 
-from holdfast.api.flink import aggregates, render_jobs, render_vertices, schemas
+from holdfast.api.flink import aggregates, render_jobs, render_stacks, render_vertices, schemas
 from holdfast.api.flink import vertex_schemas as shapes
 from holdfast.api.routes.common import ERRORS, JobId, Service, VertexId
-from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.api.routes.questions import ask_workers
+from holdfast.barriers.messages import QuestionKind
+from holdfast.coordinator.dispatcher.diagnosis import LOOK_INTERVAL_MS, LOOKS
+from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
 
@@ -36,6 +41,17 @@ async def _wanted(
         text = f"agg: there is no {unknown[0]!r}, only {', '.join(aggregates.AGGREGATIONS)}"
         raise InvalidConfigError(text, setting="agg")
     return tuple(name for name in aggregates.AGGREGATIONS if name in names)
+
+
+async def _flame_graph_type(
+    kind: Annotated[str, Query(alias="type", max_length=100, description="full, on_cpu or off_cpu")] = "full",
+) -> render_stacks.FlameGraphType:
+    """Raises InvalidConfigError for another."""
+    try:
+        return render_stacks.FlameGraphType(kind.lower())
+    except ValueError:
+        text = f"type: there is no flame graph {kind[:40]!r}, only {', '.join(render_stacks.FlameGraphType)}"
+        raise InvalidConfigError(text, setting="type") from None
 
 
 Wanted = Annotated[tuple[aggregates.Aggregation, ...], Depends(_wanted)]
@@ -111,11 +127,18 @@ def coordinator_metrics(service: Service, job_id: JobId, vertex_id: VertexId) ->
 
 
 @router.get("/jobs/{jobid}/vertices/{vertexid}/flamegraph")
-def flame_graph(service: Service, job_id: JobId, vertex_id: VertexId) -> schemas.Empty:
-    """Not available: workers are not asked for samples of their stacks."""
-    render_jobs.vertex_of(service.job(job_id), vertex_id)
-    text = f"there is no flame graph of vertex {vertex_id}: workers are not asked for samples of their stacks"
-    raise NotFoundError(text, job=job_id, vertex=vertex_id)
+async def flame_graph(
+    service: Service,
+    job_id: JobId,
+    vertex_id: VertexId,
+    kind: Annotated[render_stacks.FlameGraphType, Depends(_flame_graph_type)],
+    index: Annotated[int | None, Query(alias="subtaskindex", ge=0, lt=32_768)] = None,
+) -> shapes.VertexFlameGraph:
+    """Where the subtasks of a vertex are: their workers look at their stacks for a second. Of many subtasks, eight of them."""
+    view = await run_in_threadpool(service.job, job_id)
+    subtasks = render_stacks.subtasks_to_ask(view, vertex_id, index)
+    asked = [Question(job_id, each, QuestionKind.STACKS, LOOKS, LOOK_INTERVAL_MS) for each in subtasks]
+    return render_stacks.flame_graph(await ask_workers(service, asked), vertex_id, kind)
 
 
 @router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/accumulators")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, capture, wait_for_look
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError
 from tests.coordinator.dispatcher.test_dispatcher import JOB, deployed, register, submitted
+from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.stepping import Process
 from tests.coordinator.world import DictStorage
@@ -286,6 +289,79 @@ def test_moment_is_that_of_the_view_and_differs_whenever_the_job_does() -> None:
     settled(process)
     assert found.moment(JOB).tag != moment.tag
     assert found.moment(None).tag != moment.tag
+
+
+def two_jobs(monkeypatch: pytest.MonkeyPatch) -> tuple[Process, str]:
+    """A job that can be shown and one that can't; the second one's id."""
+    process = started()
+    other = process.submit(submission(word_count(), job_id="f" * 32)).job_id
+    process.settle()
+    before = published.capture
+
+    def capture(master: JobMaster, *args: Any, **kwargs: Any) -> PublishedJob:
+        if master.setup.job_id == other:
+            raise ValueError("a bug")
+        return before(master, *args, **kwargs)
+
+    monkeypatch.setattr(published, "capture", capture)
+    for job_id in (JOB, other):
+        process.service(job_id).look()
+    process.settle()
+    return process, other
+
+
+def test_a_job_that_can_not_be_shown_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, other = two_jobs(monkeypatch)
+    found = queries(process)
+    monkeypatch.setattr(process.service(other), "look", lambda: _unseen())
+    assert {view.job_id: view.state for view in found.jobs()} == {JOB: "CREATED", other: "CREATED"}
+    assert [view.overview.job_id for view in found.numbers()] == [JOB]
+    assert found.cluster().jobs_running == 2
+    assert [view.job.overview.job_id for view in found.whole_jobs()] == [JOB]
+    assert f"{other}-unseen-CREATED" in found.moment(None).tag
+    with pytest.raises(StorageUnavailableError):
+        found.job(other)
+
+
+def _unseen() -> tuple[Look | None, Future[PublishedJob] | None]:
+    failed: Future[PublishedJob] = Future()
+    failed.set_exception(StorageUnavailableError("the job could not be shown; the coordinator's log has the error"))
+    return None, failed
+
+
+def test_a_job_that_ended_before_it_could_be_shown_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, other = two_jobs(monkeypatch)
+    process.service(other).close("enough")
+    with pytest.raises(NotLeaderError):
+        process.service(other).look()
+    assert {view.job_id: view.state for view in queries(process).jobs()} == {JOB: "CREATED", other: "SUSPENDED"}
+
+
+def test_a_job_whose_thread_is_held_up_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, other = two_jobs(monkeypatch)
+    monkeypatch.setattr("holdfast.coordinator.dispatcher.calls.FIRST_VIEW_WAIT_MS", 50)
+    monkeypatch.setattr(process.service(other), "look", lambda: (None, Future()))
+    assert {view.job_id for view in queries(process).jobs()} == {JOB, other}
+
+
+def test_a_whole_job_is_of_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = started()
+    settled(process)
+    looks: list[str] = []
+    service = process.service(JOB)
+    look = service.look
+
+    def counted() -> tuple[Look | None, Future[PublishedJob] | None]:
+        looks.append(JOB)
+        return look()
+
+    monkeypatch.setattr(service, "look", counted)
+    found = queries(process)
+    for whole in (found.whole_job(JOB), *found.whole_jobs(), *found.whole_jobs({JOB}, live_only=True)):
+        assert whole.job == found.job(JOB)
+        assert whole.checkpoints == found.checkpoints(JOB)
+    assert len(looks) == 3 + 2 * 3
+    assert found.whole_jobs({"e" * 32}) == ()
 
 
 def test_moment_of_an_ended_job_that_is_only_on_record_has_the_same_tag_always() -> None:

@@ -152,6 +152,47 @@ def test_newest_records_are_read_from_the_end() -> None:
     assert (page.gaps, page.next, page.more) == ((), "1-100", False)
 
 
+def backwards(storage: DictStorage, **query: object) -> list[HistoryPage]:
+    """Pages from the newest on, as a reader who goes on has them."""
+    pages = [read(storage, newest=True, **query)]
+    while pages[-1].since:
+        pages.append(read(storage, newest=True, before=parse_position(pages[-1].since), **query))
+        assert len(pages) <= 200
+    return pages
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50, 100, 1_000])
+def test_a_reader_goes_backwards_over_all_records(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    for epoch in (1, 4):
+        for first in range(1, 51, 10):
+            put(storage, epoch, first, lines(first, 10 if first < 41 else 9) + (ended(50) if first == 41 else b""))
+    monkeypatch.setattr(store, "PAGE_FILES_MAX", 3)
+    found = [place for page in reversed(backwards(storage, limit=limit)) for place in places(page)]
+    assert found == [(epoch, number) for epoch in (1, 4) for number in range(1, 51)]
+
+
+def test_a_page_of_rare_kinds_says_where_its_look_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    for first in range(1, 101, 10):
+        put(storage, 1, first, lines(first, 9) + lines(first + 9, 1, kind="drill" if first == 1 else "checkpoint"))
+    monkeypatch.setattr(store, "PAGE_FILES_MAX", 4)
+    pages = backwards(storage, kinds=frozenset({"drill"}))
+    assert [page.since for page in pages] == ["1-61", "1-21", ""]
+    assert [places(page) for page in pages] == [[], [], [(1, 10)]]
+    assert [page.gaps for page in pages] == [(), (), ()]
+
+
+def test_what_is_in_front_of_a_position_is_not_behind_it() -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 10))
+    put(storage, 2, 1, lines(1, 5))
+    assert places(read(storage, newest=True, before=Position(2, 1), limit=3)) == [(1, 8), (1, 9), (1, 10)]
+    assert places(read(storage, newest=True, before=Position(1, 4))) == [(1, 1), (1, 2), (1, 3)]
+    assert places(read(storage, newest=True, before=Position(1, 1))) == []
+    assert read(storage, newest=True, before=Position(1, 1)).since == ""
+
+
 def test_page_is_read_from_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = DictStorage()
     for first in range(1, 101, 10):

@@ -77,6 +77,14 @@ def test_sign_that_does_not_change_is_probed_and_an_answer_keeps_the_active_one(
     assert member.do(on.ProbeAnswered(2, is_active=False)) == [on.Claim(2)]
 
 
+def test_look_comes_when_the_sign_is_old_enough_and_not_a_look_later() -> None:
+    member = Member()
+    member.do(on.DeadlineReached())  # its own sign is under way
+    member.do(seen(active(1), sign(1)))
+    member.do(seen(active(1), sign(1)), AFTER_MS - 10)
+    assert member.election.next_deadline_ms() == member.now_ms + 10
+
+
 def test_time_alone_says_nothing() -> None:
     """A member that was paused, or could not read storage, has not seen that the sign did not change."""
     member = Member()
@@ -198,7 +206,7 @@ def test_signs_and_looks_come_at_their_intervals_one_at_a_time() -> None:
     assert do(on.DeadlineReached(), 60_000) == []
     do(on.SignGiven())
     do(seen(active(1), sign(1)))
-    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 6
+    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 8
     assert do(on.DeadlineReached(), AFTER_MS // 3) == [on.GiveSign(0), on.Observe()]
 
 

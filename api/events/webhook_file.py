@@ -1,0 +1,162 @@
+"""The file of webhooks (`serve --webhooks FILE`): which events go where, and by which secret they are signed.
+
+    [[webhook]]
+    name = "pager"
+    url = "https://hooks.example.com/holdfast"
+    secret_file = "/etc/holdfast/pager.secret"     # whsec_..., or secret = "whsec_..." here: then the file is for its owner alone
+    kinds = ["failure", "state"]                   # all if left out
+    jobs = ["flights"]                             # names or ids; all if left out
+
+It is judged as a whole at the start; nothing is sent by one that has a fault."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.statebackends.errors import InvalidConfigError
+
+WEBHOOKS_MAX = 16
+"""Each has a thread and a connection."""
+FILE_BYTES_MAX = 64 * 1024
+URL_CHARACTERS_MAX = 2_048
+NAMES_MAX = 1_000
+KINDS = ("leader", "state", "failure", "restart", "checkpoint", "request", "gap")
+SECRET_PREFIX = "whsec_"
+SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
+"""Bytes of a secret. Source: Standard Webhooks, signature scheme."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_KNOWN = frozenset({"name", "url", "secret", "secret_file", "kinds", "jobs", "insecure_http", "ca_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """One receiver of events."""
+
+    name: str
+    url: str
+    key: bytes
+    """The secret's bytes; never shown."""
+    kinds: frozenset[str] = frozenset()
+    """Empty: all."""
+    jobs: frozenset[str] = frozenset()
+    """Names or ids; empty: all."""
+    ca_file: str | None = None
+    """Certificates that the receiver's is trusted by; None: the system's."""
+
+    def __repr__(self) -> str:
+        return f"Webhook({self.name!r})"
+
+    def wants(self, kind: str, job_id: str, job_name: str) -> bool:
+        return (not self.kinds or kind in self.kinds) and (not self.jobs or job_id in self.jobs or job_name in self.jobs)
+
+    @property
+    def secret_texts(self) -> tuple[str, ...]:
+        """What logs must not show."""
+        return (base64.b64encode(self.key).decode(),)
+
+
+def read_webhooks(path: Path) -> tuple[Webhook, ...]:
+    """Raises InvalidConfigError naming the webhook and the field that is wrong; no message has a secret."""
+    text, is_private = _read(path)
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(path, f"is no TOML: {error}") from error
+    tables = found.pop("webhook", [])
+    if found or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _wrong(path, "has [[webhook]] tables, and nothing else")
+    if len(tables) > WEBHOOKS_MAX:
+        raise _wrong(path, f"has {len(tables)} webhooks, at most {WEBHOOKS_MAX} are allowed")
+    webhooks = tuple(_webhook(path, table, is_private=is_private) for table in tables)
+    if len({webhook.name for webhook in webhooks}) < len(webhooks):
+        raise _wrong(path, "has two webhooks of one name: how far each has got is kept by its name")
+    return webhooks
+
+
+def _read(path: Path) -> tuple[str, bool]:
+    """Text, and whether no other user may read it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+            mode = path.stat().st_mode
+        if len(content) > FILE_BYTES_MAX:
+            raise _wrong(path, f"is larger than {FILE_BYTES_MAX} bytes")
+        return content.decode("utf-8"), not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"can't be read: {error}") from error
+
+
+def _webhook(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Webhook:
+    name = table.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong(path, "has a webhook whose name is not 1 to 40 lower-case letters, digits and hyphens")
+    if unknown := sorted(set(table) - _KNOWN):
+        raise _wrong(path, f"webhook {name} has {unknown[0][:40]!r}, which does not exist")
+    url = _url(path, name, table)
+    ca_file = table.get("ca_file")
+    if ca_file is not None and (not isinstance(ca_file, str) or not Path(ca_file).is_file()):
+        raise _wrong(path, f"webhook {name}: ca_file is no file")
+    kinds = _names(path, name, table, "kinds")
+    if unknown := sorted(kinds - set(KINDS)):
+        raise _wrong(path, f"webhook {name}: there is no kind {unknown[0][:40]!r}; there are {', '.join(KINDS)}")
+    return Webhook(name, url, _key(path, name, table, is_private=is_private), kinds, _names(path, name, table, "jobs"), ca_file)
+
+
+def _url(path: Path, name: str, table: Mapping[str, Any]) -> str:
+    url, insecure = table.get("url"), table.get("insecure_http", False)
+    if not isinstance(url, str) or len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable() or " " in url:
+        raise _wrong(path, f"webhook {name}: url is missing, or no URL")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _wrong(path, f"webhook {name}: url is no URL") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise _wrong(path, f"webhook {name}: url is not https://host/...")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise _wrong(path, f"webhook {name}: url has a user, a password or a fragment: events are signed, and need none")
+    if parts.scheme == "http" and insecure is not True:
+        raise _wrong(path, f"webhook {name}: url is http, which anybody on the way reads: use https, or insecure_http = true")
+    return url
+
+
+def _names(path: Path, name: str, table: Mapping[str, Any], field: str) -> frozenset[str]:
+    given = table.get(field, [])
+    if not isinstance(given, list) or len(given) > NAMES_MAX or not all(isinstance(each, str) and each for each in given):
+        raise _wrong(path, f"webhook {name}: {field} is no list of up to {NAMES_MAX} texts")
+    return frozenset(given)
+
+
+def _key(path: Path, name: str, table: Mapping[str, Any], *, is_private: bool) -> bytes:
+    secret, file = table.get("secret"), table.get("secret_file")
+    if (secret is None) == (file is None):
+        raise _wrong(path, f"webhook {name}: give secret_file, or secret")
+    if file is not None:
+        if not isinstance(file, str):
+            raise _wrong(path, f"webhook {name}: secret_file is no path")
+        secret, is_private = _read((path.parent / file).absolute())
+    if not is_private:
+        raise _wrong(path, f"webhook {name}: other users can read its secret: chmod 600 the file that has it")
+    if not isinstance(secret, str) or not secret.strip().startswith(SECRET_PREFIX):
+        raise _wrong(path, f"webhook {name}: its secret does not begin with {SECRET_PREFIX}")
+    try:
+        key = base64.b64decode(secret.strip().removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise _wrong(path, f"webhook {name}: behind {SECRET_PREFIX} its secret is no base64") from error
+    if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
+        raise _wrong(path, f"webhook {name}: its secret has {len(key)} bytes, needs {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}")
+    return key
+
+
+def _wrong(path: Path, what: str) -> InvalidConfigError:
+    return InvalidConfigError(f"the file of webhooks {path} {what}", setting="webhooks", path=str(path))

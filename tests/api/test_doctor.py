@@ -1,0 +1,328 @@
+"""`holdfast doctor`: each fault is found, is named with its fix, and decides the exit code; nothing is left behind."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import resource
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer.testing
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from holdfast.api.cli.main import app
+from holdfast.api.doctor import executors, host, network, storage
+from holdfast.api.doctor.findings import Check, Finding, Verdict, exit_code, fault, ok, run_checks, skipped, warning
+from holdfast.statebackends.errors import PermissionDeniedError
+from holdfast.statebackends.layout import doctor_folder, is_directory_file
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, ListFiles, PutIfAbsent
+from holdfast.statebackends.storage.s3 import S3Storage
+from holdfast.statebackends.storage.s3_connection import S3Connection
+from tests.api.fakes import FakeCoordinator, Served
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
+
+DAY_MS = 86_400_000
+NONCE = "0123456789abcdef"
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def worst(findings: list[Finding]) -> Verdict:
+    return max((finding.verdict for finding in findings), key=list(Verdict).index)
+
+
+# ---------------------------------------------------------------------------------------------------------------- running
+
+
+def test_exit_codes() -> None:
+    lines = [ok("a", ""), skipped("b", "")]
+    assert exit_code(lines) == 0
+    assert exit_code([*lines, warning("c", "", "")]) == 1
+    assert exit_code([*lines, warning("c", "", ""), fault("d", "", "")]) == 2
+
+
+def test_a_check_that_fails_or_hangs_is_a_fault_and_the_others_are_made() -> None:
+    ended = threading.Event()
+
+    def fails() -> list[Finding]:
+        raise PermissionDeniedError("no", path="/x")
+
+    def hangs() -> list[Finding]:
+        ended.wait(20)
+        return []
+
+    checks = [Check("fails", fails, "fix 1"), Check("hangs", hangs, "fix 2"), Check("well", lambda: [ok("well", "")], "")]
+    found = by_check(run_checks(checks, 0.2))
+    ended.set()
+    assert (found["fails"].verdict, found["fails"].fix) == (Verdict.FAULT, "fix 1")
+    assert "PermissionDeniedError" in found["fails"].text
+    assert (found["hangs"].verdict, found["hangs"].fix) == (Verdict.FAULT, "fix 2")
+    assert found["well"].verdict is Verdict.OK
+
+
+# ---------------------------------------------------------------------------------------------------------------- storage
+
+
+class Broken:
+    """A storage with one fault."""
+
+    def __init__(self, folder: Path, **faults: Any) -> None:
+        self._real = open_storage(str(folder))
+        self._faults = faults
+
+    @property
+    def root(self) -> str:
+        return self._real.root
+
+    def execute(self, operation: Any) -> Any:
+        broken = self._faults.get(type(operation).__name__)
+        return broken(self._real, operation) if broken is not None else self._real.execute(operation)
+
+
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> dict[str, Finding]:
+    monkeypatch.setattr(storage, "open_storage", lambda location: Broken(tmp_path, **faults))
+    return by_check(list(storage.storage_of(str(tmp_path), NONCE)))
+
+
+def test_a_sound_directory_and_nothing_is_left(tmp_path: Path) -> None:
+    found = list(storage.storage_of(str(tmp_path), NONCE))
+    checks = [finding.check for finding in found if finding.verdict is Verdict.OK]
+    assert {"conditional create", "hard links", "storage clock"} <= set(checks)
+    assert open_storage(str(tmp_path)).execute(ListFiles("")) == []
+    assert is_directory_file(f"{doctor_folder(NONCE)}/write-0"), "what a killed run leaves has an owner"
+
+
+def test_a_sound_bucket_and_one_that_overwrites(bucket: str, connection: S3Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "open_storage", lambda location: S3Storage(location, connection))
+    found = by_check(list(storage.storage_of(f"{bucket}/state", NONCE)))
+    assert {"conditional create", "copies in the store", "fsync", "storage clock"} == set(found)
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert S3Storage(f"{bucket}/state", connection).execute(ListFiles("")) == []
+
+
+def test_a_storage_that_overwrites_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look(tmp_path, monkeypatch, PutIfAbsent=lambda real, operation: real.execute(operation) or True)
+    assert found["conditional create"].verdict is Verdict.FAULT
+    assert "8 of 8" in found["conditional create"].text
+
+
+def test_a_storage_that_keeps_the_wrong_content_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look(tmp_path, monkeypatch, ReadFile=lambda real, operation: b"another's")
+    assert found["conditional create"].verdict is Verdict.FAULT
+
+
+def test_a_link_that_is_none_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(real: Any, operation: Any) -> Any:
+        return real.execute(PutIfAbsent(operation.target, b""))
+
+    assert look(tmp_path, monkeypatch, LinkFile=empty)["hard links"].verdict is Verdict.FAULT
+
+
+@pytest.mark.parametrize(
+    ("off_ms", "verdict"),
+    [(0, Verdict.OK), (5_000, Verdict.WARNING), (-5_000, Verdict.WARNING), (DAY_MS, Verdict.FAULT), (-DAY_MS, Verdict.FAULT)],
+)
+def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_ms: int, verdict: Verdict) -> None:
+    def shifted(real: Any, operation: DescribeFiles) -> list[FileFacts]:
+        return [FileFacts(fact.path, fact.size, fact.modified_ms + off_ms) for fact in real.execute(operation)]
+
+    assert look(tmp_path, monkeypatch, DescribeFiles=shifted)["storage clock"].verdict is verdict
+
+
+def test_a_storage_that_refuses_is_named_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(real: Any, operation: Any) -> Any:
+        raise PermissionDeniedError("may not write", path="/x")
+
+    found = look(tmp_path, monkeypatch, PutIfAbsent=refuse)
+    assert found["storage"].verdict is Verdict.FAULT
+    assert "right to write" in found["storage"].fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [("ext4", Verdict.OK), ("tmpfs", Verdict.FAULT), ("overlay", Verdict.WARNING), ("", Verdict.OK)]
+)
+def test_a_file_system_that_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, verdict: Verdict) -> None:
+    monkeypatch.setattr(storage, "file_system_of", lambda folder: kind)
+    monkeypatch.setattr(storage, "WRITE_SLOW_MS", 60_000)
+    assert look(tmp_path, monkeypatch)["fsync"].verdict is verdict
+
+
+def test_a_slow_store_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "WRITE_SLOW_MS", 0)
+    monkeypatch.setattr(storage, "file_system_of", lambda folder: "ext4")
+    assert look(tmp_path, monkeypatch)["fsync"].verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(1 << 40, Verdict.OK), (1 << 30, Verdict.WARNING), (1 << 20, Verdict.FAULT)])
+def test_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, verdict: Verdict) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 41, free=free))
+    assert by_check(list(storage.space(tmp_path)))["space"].verdict is verdict
+
+
+def test_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 41, free=1 << 40))
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_files=1_000_000, f_favail=7))
+    assert by_check(list(storage.space(tmp_path)))["inodes"].verdict is Verdict.WARNING
+
+
+# ------------------------------------------------------------------------------------------------------------------- host
+
+
+def test_this_host_has_its_libraries() -> None:
+    assert worst(list(host.versions())) is Verdict.OK
+
+
+def test_a_library_that_is_not_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_NATIVE", ("msgspec", "no_such_library"))
+    found = by_check(list(host.versions()))["libraries"]
+    assert (found.verdict, "no_such_library" in found.text) == (Verdict.FAULT, True)
+
+
+def fake_java(folder: Path, version: str) -> dict[str, str]:
+    command = folder / "bin" / "java"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    command.chmod(0o755)
+    return {"JAVA_HOME": str(folder)}
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("17.0.9", Verdict.OK), ("1.8.0_392", Verdict.FAULT), ("11.0.1", Verdict.FAULT)])
+def test_java(tmp_path: Path, version: str, verdict: Verdict) -> None:
+    assert worst(list(host.java(fake_java(tmp_path, version)))) is verdict
+
+
+def test_no_java_is_a_warning(tmp_path: Path) -> None:
+    assert worst(list(host.java({"JAVA_HOME": str(tmp_path)}))) is Verdict.WARNING
+
+
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 1_024))
+    found = by_check(list(host.limits()))
+    assert (found["open files"].verdict, found["processes"].verdict) == (Verdict.WARNING, Verdict.WARNING)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=32 << 20))
+    assert worst(list(host.shared_memory(tmp_path))) is Verdict.WARNING
+    assert worst(list(host.shared_memory(tmp_path / "none"))) is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "named"),
+    [
+        ("spark.executor.memory 4g\n# spark.speculation true\n", Verdict.OK, ""),
+        ("spark.speculation   true\n", Verdict.FAULT, "spark.speculation"),
+        ("spark.speculation=true\n", Verdict.FAULT, "spark.speculation"),
+        ("spark.dynamicAllocation.enabled: true\n", Verdict.WARNING, "dynamicAllocation"),
+    ],
+)
+def test_spark_settings_of_a_file(tmp_path: Path, text: str, verdict: Verdict, named: str) -> None:
+    file = tmp_path / "conf" / "spark-defaults.conf"
+    file.parent.mkdir()
+    file.write_text(text)
+    for chosen, environment in ((file, {}), (None, {"SPARK_HOME": str(tmp_path)}), (None, {"SPARK_CONF_DIR": str(file.parent)})):
+        found = list(host.spark_settings(chosen, environment))
+        assert (worst(found), named in found[0].text) == (verdict, True)
+    assert worst(list(host.spark_settings(None, {}))) is Verdict.SKIPPED
+    assert worst(list(host.spark_settings(tmp_path / "none", {}))) is Verdict.FAULT
+
+
+# ---------------------------------------------------------------------------------------------------------------- network
+
+
+def test_a_coordinator_that_is_well(served: Served) -> None:
+    found = by_check(list(network.coordinator(served.url, served.token)))
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert {"coordinator", "coordinator clock", "token"} <= set(found)
+
+
+def test_a_wrong_token_a_start_that_is_not_over_and_nobody_there(served: Served, coordinator: FakeCoordinator) -> None:
+    coordinator.ready = False
+    found = by_check(list(network.coordinator(served.url, "x" * 20)))
+    assert (found["token"].verdict, found["ready"].verdict) == (Verdict.FAULT, Verdict.WARNING)
+    assert worst(list(network.coordinator("http://127.0.0.1:1", None))) is Verdict.FAULT
+
+
+def make_certificate(folder: Path, *, days: float = 365, names: bool = True) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "coordinator")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(x509.random_serial_number())
+    made = made.not_valid_before(now - datetime.timedelta(days=400)).not_valid_after(now + datetime.timedelta(days=days))
+    if names:
+        shown = [x509.DNSName("coordinator"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = made.add_extension(x509.SubjectAlternativeName(shown), critical=False)
+    folder.mkdir()
+    (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(secret)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_certificates(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path / "a")
+    other, other_key = make_certificate(tmp_path / "b")
+    found = by_check(list(network.certificates(certificate, key, None)))
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert found["certificate names"].text == "coordinator, 127.0.0.1"
+    assert worst(list(network.certificates(certificate, other_key, None))) is Verdict.FAULT
+    assert worst(list(network.certificates(certificate, key, other))) is Verdict.FAULT, "of another authority"
+    assert worst(list(network.certificates(certificate, tmp_path / "none", None))) is Verdict.FAULT
+    expired = list(network.certificates(*make_certificate(tmp_path / "c", days=-1), None))
+    assert (worst(expired), "expired" in expired[0].text) == (Verdict.FAULT, True)
+    soon = list(network.certificates(*make_certificate(tmp_path / "d", days=7), None))
+    assert (worst(soon), "expires on" in soon[0].text) == (Verdict.WARNING, True)
+    nameless = by_check(list(network.certificates(*make_certificate(tmp_path / "e", names=False), None)))
+    assert nameless["certificate names"].verdict is Verdict.FAULT
+
+
+def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:
+    seen = executors.probe(served.url, str(tmp_path))
+    found = by_check(list(executors.judge([seen], served.url, str(tmp_path), now_s=time.time())))
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    lost = executors.probe("http://127.0.0.1:1", str(tmp_path / "none"))
+    found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], served.url, "/data", now_s=time.time())))
+    assert (found["executors"].verdict, found["shared directory"].verdict) == (Verdict.FAULT, Verdict.FAULT)
+    odd = {**seen, "python": "3.9.1", "time_s": time.time() - 86_400}
+    found = by_check(list(executors.judge([odd], served.url, None, now_s=time.time())))
+    assert (found["executors' Python"].verdict, found["executors' clocks"].verdict) == (Verdict.FAULT, Verdict.FAULT)
+
+
+# -------------------------------------------------------------------------------------------------------------- the command
+
+
+def run(*arguments: str) -> typer.testing.Result:
+    return typer.testing.CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = run("--state-dir", "state", "--json")
+    findings = json.loads(done.stdout)
+    assert done.exit_code == exit_code([Finding(**{**each, "verdict": Verdict(each["verdict"])}) for each in findings])
+    assert "conditional create" in {each["check"] for each in findings}
+    assert all(each["fix"] for each in findings if each["verdict"] in ("warning", "fault"))
+    certificate, key = make_certificate(tmp_path / "tls", days=-1)
+    expired = run("--tls-cert", str(certificate), "--tls-key", str(key))
+    assert expired.exit_code == 2
+    assert "FAULT    certificate" in expired.stdout
+    assert "fix: renew it" in expired.stdout
+    assert run("--tls-cert", str(certificate)).exit_code == 2, "a certificate without its key"
