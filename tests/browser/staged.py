@@ -221,7 +221,7 @@ class StagedCoordinator(FakeCoordinator):
             return HistoryEntry(1, number, at + offset_ms, kind, facts)
 
         failure = {"attempt": 1, "error": f"ValueError: {MARKUP}", "restarts": 1, "restart_in_ms": 1_000}
-        failure |= {"vertex": NAMES[2], "subtask": 1}
+        failure |= {"vertex": VERTICES[2], "subtask": 1}
         entries = (
             entry(1, -400_000, "request", request_kind="savepoint", checkpoint_id=4, location="/state/savepoint-4"),
             entry(2, -300_000, "leader", submission=1, attempt=1, newest_checkpoint=7, took_over=True),

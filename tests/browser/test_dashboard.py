@@ -79,7 +79,7 @@ PAGES = {
     "snapshots": (f"jobs/{JOB}/snapshots", "Snapshots", "savepoint 20"),
     "snapshot": ("{savepoint}", "Snapshot", "dict<str,set<str>>"),
     "difference": ("{checkpoint}/diff/{other}", "Difference", "customer-0"),
-    "failures": (f"jobs/{JOB}/failures", "Failures", "1,234 records are read again"),
+    "failures": (f"jobs/{JOB}/failures", "Failures", f"{NAMES[2]} subtask 1 in slot 1"),
     "care": (f"jobs/{JOB}/care", "Drills and cost", ""),
     "members": ("members", "Members", "Workers"),
     "tokens": ("tokens", "Tokens", "Issue a token"),

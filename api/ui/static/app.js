@@ -77,7 +77,7 @@ function Frame({ session, onLogOut }) {
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="24" height="24" /> Holdfast</a>
       <nav aria-label="Service"><a href="#/" aria-current=${place.path === "" ? "page" : null}>Jobs</a>
         ${["members", "tokens", "audit"].map(each => html`<a href=${link(each)} aria-current=${place.path === each ? "page" : null}>${each[0].toUpperCase() + each.slice(1)}</a>`)}</nav>
-      <span class="who">${session.name || "token"} · ${session.role} <button type="button" onClick=${onLogOut}>Log out</button></span>
+      <span class="who">${(session.name || "token").replace(/^session of /, "")} · ${session.role} <button type="button" onClick=${onLogOut}>Log out</button></span>
     </header>
     ${jobId ? html`<nav class="tabs" aria-label=${`Job ${name}`}><span class="jobname">${name}</span>
       ${TABS.map(([part, label]) => html`<a href=${link(...["jobs", jobId, part].filter(Boolean))} aria-current=${tab === part || (part === "" && tab === "vertices") ? "page" : null}>${label}</a>`)}</nav>` : null}

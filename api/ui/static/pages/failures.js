@@ -7,15 +7,16 @@ import { usePoll } from "../polling.js"
 const KINDS = "failure,restart,state,leader"
 
 export function Failures({ job }) {
-  const poll = usePoll([`v1/jobs/${job}/history?kinds=${KINDS}&newest=true&limit=200`, `v1/jobs/${job}/exceptions`], 5_000)
+  const poll = usePoll([`v1/jobs/${job}/history?kinds=${KINDS}&newest=true&limit=200`, `v1/jobs/${job}/exceptions`, `v1/jobs/${job}/plan`], 5_000)
   const series = usePoll(`v1/jobs/${job}/series?metric=records_out_per_second`, 10_000)
   return html`<div class="title"><h1 tabindex="-1">Failures</h1><${Fresh} poll=${poll} /></div>
-    <${Shown} poll=${poll}>${([history, exceptions]) => {
+    <${Shown} poll=${poll}>${([history, exceptions, { plan }]) => {
+      const names = Object.fromEntries(plan.nodes.map(node => [node.id, node.description || node.id]))
       const stories = tell(history.records, series.data?.series || []).reverse()
       return html`${history.gaps.length || history.damage.length ? html`<${Card} title="Not everything is known" kind="attention"><ul>
           ${history.gaps.map(gap => html`<li>Records ${gap.after + 1} to ${gap.before === null ? "the end" : gap.before - 1} of epoch ${gap.epoch} are lost.</li>`)}
           ${history.damage.map(each => html`<li>${each.path}${each.line ? ` line ${each.line}` : ""}: ${each.reason}</li>`)}</ul><//>` : null}
-        <${Card} title="What broke, and what came of it">${stories.length ? html`<ol class="stories">${stories.map(story => html`<${Story} job=${job} story=${story} />`)}</ol>` : html`<p class="quiet">No failure is on record.</p>`}<//>
+        <${Card} title="What broke, and what came of it">${stories.length ? html`<ol class="stories">${stories.map(story => html`<${Story} job=${job} story=${story} names=${names} />`)}</ol>` : html`<p class="quiet">No failure is on record.</p>`}<//>
         ${exceptions.exceptionHistory.entries.length ? html`<${Card} title="Exceptions, as they were raised">
           ${exceptions.exceptionHistory.entries.map(each => html`<details><summary>${moment(each.timestamp)}: ${each.exceptionName}${each.taskName ? ` in ${each.taskName}` : ""}${each.location ? ` on ${each.location}` : ""}</summary><pre tabindex="0">${each.stacktrace}</pre></details>`)}<//>` : null}`
     }}<//>`
@@ -41,12 +42,12 @@ function firstRecord(series, afterMs) {
   return found.sort((a, b) => a.time - b.time)[0] || null
 }
 
-function Story({ job, story }) {
+function Story({ job, story, names }) {
   const { restart, running, firstRecord: first } = story
   if (story.leader) return html`<li><h3>${moment(story.atMs)} · ${story.error}</h3><p class="quiet">Attempt ${count(story.leader.attempt)} runs on, behind checkpoint ${count(story.leader.newest_checkpoint)}.</p></li>`
   return html`<li><h3>${moment(story.atMs)} · attempt ${count(story.attempt)} failed</h3>
     <p class="why">${story.error}</p>
-    ${story.vertex || story.slot >= 0 ? html`<p class="quiet">${story.vertex ? `${story.vertex}${story.subtask >= 0 ? ` subtask ${story.subtask}` : ""}` : ""}${story.slot >= 0 ? ` in slot ${story.slot}` : ""}</p>` : null}
+    ${story.vertex || story.slot >= 0 ? html`<p class="quiet">${story.vertex ? `${names[story.vertex] || story.vertex}${story.subtask >= 0 ? ` subtask ${story.subtask}` : ""}` : ""}${story.slot >= 0 ? ` in slot ${story.slot}` : ""}</p>` : null}
     ${story.frames ? html`<details><summary>Where</summary><pre tabindex="0">${story.frames}</pre></details>` : null}
     <ul class="steps">
       <li>${story.restart_in_ms === null ? html`<${Status} of="FAILED" /> no attempt follows` : `restart ${count(story.restarts)}, after a pause of ${duration(story.restart_in_ms)}`}</li>
