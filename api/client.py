@@ -174,10 +174,16 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, checkpoint, request). `newest`: the last `limit` records, in front of
-        `before` if that is given; `since` is then the `before` of the page in front of them, empty if nothing is."""
+        `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request, label, drill). `newest`: the last
+        `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing
+        is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
         return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
+
+    def failures(self, job_id: str, *, before: str = "", limit: int = 100) -> dict[str, Any]:
+        """`failures`, newest first, each with its `restart`: attempt, restored checkpoint, records that are read again, and when
+        its first record was told. `since` is the `before` of the page of older ones, empty if there are none."""
+        return self._get(f"/v1/jobs/{job_id}/failures?{urlencode({'limit': limit, **({'before': before} if before else {})})}")
 
     def health(self, job_id: str) -> HealthView:
         """Whether the job is safe, why it is slow, and where it will resume."""
@@ -263,6 +269,39 @@ class RestClient:
         has ended."""
         body = self._call("PATCH", f"/v1/jobs/{job_id}/checkpoints/config", msgspec.json.encode(settings))
         return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def labels(self, job_id: str) -> dict[str, Any]:
+        """Labels of a job's snapshots, as `labels`: each with `label`, `checkpoint_id`, `kind`, `location` and `created_ms`."""
+        return self._get(f"/v1/jobs/{job_id}/labels")
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
+        """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed.
+
+        Raises InvalidConfigError, NotFoundError, SnapshotLabelledError."""
+        path = f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}"
+        body = self._call("PUT", path, json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
+        """Remove a label, of one snapshot or of whichever has it; returns what was removed. Raises NotFoundError."""
+        query = f"?checkpoint={checkpoint_id}" if checkpoint_id is not None else ""
+        body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
+        return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+        """Begin a drill of a snapshot of the job, of the newest one if none is named: every row of it is read as a restore would.
+        Returns its record: `drill_id`, `checkpoint_id`, `state` (`running`) and so on."""
+        body = self._call("POST", f"/v1/jobs/{job_id}/drills", json.dumps({"checkpoint": checkpoint_id}).encode())
+        return _decode(lambda: dict(json.loads(body)), self.url)
+
+    def drills(self, job_id: str) -> list[dict[str, Any]]:
+        """Drills of the job's snapshots, newest first. `state`: running, passed, failed (see `problems`), error (see `error`)."""
+        answer = self._get(f"/v1/jobs/{job_id}/drills")
+        return _decode(lambda: [dict(each) for each in answer["drills"]], self.url)
+
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """What the job's files take: sizes, numbers of files, and money if the coordinator has a price file."""
+        return self._get(f"/v1/jobs/{job_id}/cost")
 
     def cancel(self, job_id: str) -> None:
         """Request cancellation; the job is CANCELED when its tasks have ended."""

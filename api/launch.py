@@ -55,6 +55,9 @@ class Environment(BaseEnvironment):
     max_concurrent_checkpoints (1): checkpoints under way at a time.
     tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
     retained_checkpoints (1): completed checkpoints that are kept.
+    retained_hourly (0), retained_daily (0): of so many of the newest hours and days, the newest checkpoint is kept, too.
+    retained_within_ms (0): checkpoints of this time are kept, too.
+    drill_interval_ms (None): how often every row of the newest checkpoint is read as a restore would; None: when asked.
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
     retention_on_cancel ("delete"): whether a cancelled job deletes them; "retain" keeps them.
     checkpointing_mode ("exactly_once"): or "at_least_once", which waits for no channel and may repeat records behind a failure.

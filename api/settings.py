@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.run_record import RunRecord, read_run_record
@@ -23,6 +23,9 @@ from holdfast.statebackends.layout import TOKEN_FILE
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
 from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+
+if TYPE_CHECKING:
+    from holdfast.coordinator.ownership.cost import Prices
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -87,6 +90,8 @@ class ServerSettings:
     takeover: bool = False
     state_url: str | None = None
     """`s3://bucket/prefix` of a state directory there; None: the state directory is `state_dir`."""
+    prices: Prices | None = None
+    """Of what storage takes; None: costs are told without money."""
     flink_ui: Path | None = None
     """Jar of Flink whose UI is served below `/flink/`; absolute."""
     snapshot_dirs: tuple[str, ...] = ()
@@ -218,6 +223,7 @@ def server_settings(
     ha: bool = False,
     flink_ui: str | Path | None = None,
     webhooks: str | Path | None = None,
+    prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
 ) -> ServerSettings:
@@ -237,6 +243,7 @@ def server_settings(
         if (value := _integer(environment, name)) is not None
     }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
+    price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
         state_dir=directory,
         host=listening,
@@ -248,6 +255,7 @@ def server_settings(
         takeover=takeover,
         ha=ha,
         state_url=remote,
+        prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
         webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
         snapshot_dirs=_snapshot_dirs(environment),
@@ -265,6 +273,18 @@ def _lower(text: str | None) -> str | None:
 
 def _file(named: str | Path | None) -> Path | None:
     return Path(os.path.expanduser(named)).absolute() if named is not None else None
+
+
+def read_prices(path: Path) -> Prices:
+    """Raises InvalidConfigError naming the file."""
+    from holdfast.coordinator.ownership.cost import PRICES_BYTES_MAX, decode_prices  # of no use to most programs
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(PRICES_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidConfigError(f"price file {path} can't be read: {error.strerror}", setting="prices", path=str(path)) from error
+    return decode_prices(content, str(path))
 
 
 def _snapshot_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -25,6 +25,19 @@ CREDIT_BYTES_START = 65_536
 """Default of `channel_credit_bytes_start`."""
 
 
+MASTER_HOOKS_MAX = 16
+MASTER_HOOK_TIMEOUT_MS_MAX = 600_000
+HOOK_NAME_CHARS_MAX = 100
+
+
+def check_hook_name(name: object) -> None:
+    """Raise InvalidConfigError unless a master hook can have this name: 1..100 printable characters, not blanks alone."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > HOOK_NAME_CHARS_MAX:
+        shown = repr(name)[:60]
+        message = f"the name of a master hook has 1..{HOOK_NAME_CHARS_MAX} printable characters, and is not blank: {shown}"
+        raise InvalidConfigError(message, setting="master_hooks")
+
+
 def check_job_name(name: str) -> None:
     """Raise InvalidConfigError unless a job can have this name: 1..255 printable characters, not blanks alone."""
     if not name.strip():
@@ -268,6 +281,12 @@ def _restart_error(name: str, problem: str) -> InvalidConfigError:
     return InvalidConfigError(f"restart: {name} {problem}", setting=f"restart.{name}")
 
 
+RETAINED_MAX = 1_000
+"""Checkpoints kept beside the newest `retained_checkpoints`."""
+WITHIN_MS_MAX = 100 * 365 * 86_400_000
+DRILL_INTERVAL_MS_MIN = 60_000
+
+
 class JobConfig(msgspec.Struct, frozen=True):
     """Settings of one job; the only home of their defaults. All times in ms, all sizes in bytes."""
 
@@ -375,6 +394,22 @@ class JobConfig(msgspec.Struct, frozen=True):
     inflight_bytes_max: int = 256 * 1024 * 1024
     """With `unaligned_checkpoints`: overtaken data that one subtask may hold for one checkpoint; more, and it is declined. At least
     1."""
+    retained_hourly: int = 0
+    """Beside `retained_checkpoints`: of so many of the newest hours (UTC) in which one completed, the newest checkpoint is kept.
+    0..1,000; counted over all three of these settings, at most 1,000 checkpoints are kept."""
+    retained_daily: int = 0
+    """As `retained_hourly`, of so many of the newest days. 0..1,000."""
+    retained_within_ms: int = 0
+    """Beside `retained_checkpoints`: checkpoints triggered within this time are kept, judged when one completes. 0..100 years."""
+    drill_interval_ms: int | None = None
+    """Time from one drill to the next: the coordinator reads every row of the newest checkpoint in a process of its own, beside the
+    job. At least 60000. None: no drills but those that are asked for."""
+    master_hooks: tuple[str, ...] = ()
+    """Master hooks that take part in each checkpoint and savepoint: names of entry points `holdfast.master_hooks` where the
+    coordinator is installed; 16 at most, each once."""
+    master_hook_timeout_ms: int = 10_000
+    """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
+    answer is aborted, which counts as no failure."""
 
     @property
     def is_incremental(self) -> bool:
@@ -385,6 +420,16 @@ class JobConfig(msgspec.Struct, frozen=True):
     def credit_bytes_start(self) -> int:
         """What a channel may have under way at first, with debloating."""
         return min(self.channel_credit_bytes_start, self.channel_credit_bytes)
+
+    def _check_retention(self) -> None:
+        bounds = {"retained_hourly": RETAINED_MAX, "retained_daily": RETAINED_MAX, "retained_within_ms": WITHIN_MS_MAX}
+        for name, most in bounds.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise InvalidConfigError(f"{name} must be 0..{most}, got {getattr(self, name)}", setting=name)
+        interval_ms = self.drill_interval_ms
+        if interval_ms is not None and interval_ms < DRILL_INTERVAL_MS_MIN:
+            message = f"drill_interval_ms must be at least {DRILL_INTERVAL_MS_MIN}, got {interval_ms}"
+            raise InvalidConfigError(message, setting="drill_interval_ms")
 
     def check(self) -> None:
         """Raise InvalidConfigError naming the first setting out of bounds."""
@@ -398,6 +443,7 @@ class JobConfig(msgspec.Struct, frozen=True):
         at_least_zero: tuple[str, ...] = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms")
         at_least_zero += ("reconcile_timeout_ms", "aligned_checkpoint_timeout_ms", "auto_watermark_interval_ms")
         at_least_zero += ("latency_tracking_interval_ms",)
+        self._check_retention()
         for name in at_least_zero:
             if getattr(self, name) < 0:
                 raise InvalidConfigError(f"{name} must not be negative, got {getattr(self, name)}", setting=name)
@@ -442,6 +488,18 @@ class JobConfig(msgspec.Struct, frozen=True):
         self._check_choices()
         self._check_credit()
         self._check_unaligned()
+        self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        names = self.master_hooks
+        for name in names:
+            check_hook_name(name)
+        if len(set(names)) < len(names) or len(names) > MASTER_HOOKS_MAX:
+            message = f"master_hooks must name at most {MASTER_HOOKS_MAX} hooks, each once, got {', '.join(names[:20])}"
+            raise InvalidConfigError(message, setting="master_hooks")
+        if not 1 <= self.master_hook_timeout_ms <= MASTER_HOOK_TIMEOUT_MS_MAX:
+            message = f"master_hook_timeout_ms must be 1..{MASTER_HOOK_TIMEOUT_MS_MAX}, got {self.master_hook_timeout_ms}"
+            raise InvalidConfigError(message, setting="master_hook_timeout_ms")
 
     def _check_credit(self) -> None:
         if self.channel_credit_bytes_start not in (CREDIT_BYTES_START, self.credit_bytes_start):

@@ -33,6 +33,8 @@ class ServiceConfig:
     """Least time between two views of a job that GETs are answered from; 0: each has what holds now. At least 0."""
     history: bool = True
     """Record what happens to jobs in their directories."""
+    drill_timeout_ms: int = 3_600_000
+    """A drill that takes longer is ended. At least 1,000."""
     jobs_max: int = 1_000
     """Jobs in memory, ended ones included; the one that ended first is forgotten first. At least 1."""
     seed: int | None = None
@@ -46,6 +48,9 @@ class ServiceConfig:
         for name in (*threads, "inbox_events_max", "call_timeout_ms", "jobs_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
+        if self.drill_timeout_ms < 1_000:
+            text = f"drill_timeout_ms must be at least 1000, got {self.drill_timeout_ms}"
+            raise InvalidConfigError(text, setting="drill_timeout_ms")
         if self.view_interval_ms < 0:
             text = f"view_interval_ms must be at least 0, got {self.view_interval_ms}"
             raise InvalidConfigError(text, setting="view_interval_ms")

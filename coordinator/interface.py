@@ -25,10 +25,13 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.ownership.cost import Cost
+from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
     AnswerView,
@@ -186,6 +189,18 @@ class Coordinator(Protocol):
         Raises InvalidConfigError for a setting that is unknown, fixed, of a wrong type or out of bounds, FencedError for a job that
         has ended or ends, StorageUnavailableError; nothing is changed then, unless the job did not answer in time."""
 
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed. Idempotent; also of a
+        job that has ended.
+
+        Raises InvalidConfigError for a name that is no label, and beyond the bounds, NotFoundError (checkpoint=...) for an id
+        without a snapshot, SnapshotLabelledError if its deletion has begun, or another id has the label."""
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        """Remove a label, of one id or of whichever has it; returns what was removed. What the job keeps no longer is deleted.
+
+        Raises NotFoundError if no snapshot has it."""
+
     def cancel(self, job_id: str) -> None:
         """Begin to cancel; a job in a terminal state is left as it is."""
 
@@ -234,6 +249,20 @@ class Coordinator(Protocol):
 
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         """What happened to a job, from its directory: of any job there, whoever leads it."""
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        """Begin to read a snapshot as a restore would, the newest one if none is named, in a process of its own; returns at once.
+
+        Raises NotFoundError (checkpoint=...), StorageUnavailableError while another drill is under way."""
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        """Drills of a job's snapshots, newest first."""
+
+    def cost(self, job_id: str) -> Cost:
+        """What the files of a job take, without money, from its directory: of any job there, whoever leads it."""
+
+    def labels(self, job_id: str) -> LabelList:
+        """Labels of a job's snapshots, from its directory."""
 
     def health(self, job_id: str) -> HealthView:
         """Whether a job is safe, why it is slow, and where it will resume."""

@@ -5,7 +5,7 @@ Notes are frozen records of what happened; no decision depends on them. `dispatc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -49,6 +49,17 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
     known."""
 
 
+class FirstRecords(msgspec.Struct, frozen=True):
+    """Workers have told the first records of an attempt."""
+
+    attempt: int
+    since_deployed_ms: int
+    since_failure_ms: int
+    """Since the attempt before it was fenced; -1: none was, under this leader."""
+    heartbeat_ms: int
+    """Workers tell once in this time: the first record may be so much earlier."""
+
+
 class CheckpointFailed(msgspec.Struct, frozen=True):
     """ABORTED is stored. `message` may hold a user's text."""
 
@@ -71,7 +82,31 @@ class RequestEnded(msgspec.Struct, frozen=True):
     """Checkpoints that were begun for it."""
 
 
-Note: TypeAlias = StateChanged | AttemptFailed | AttemptDeployed | CheckpointFailed | RequestEnded
+class LabelChanged(msgspec.Struct, frozen=True):
+    """A user gave a snapshot a label, or removed one."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+
+
+class DrillEnded(msgspec.Struct, frozen=True):
+    """A snapshot was read as a restore would read it."""
+
+    facts: dict[str, Any]
+    """As DrillView."""
+
+
+Note: TypeAlias = (
+    StateChanged
+    | AttemptFailed
+    | AttemptDeployed
+    | FirstRecords
+    | CheckpointFailed
+    | RequestEnded
+    | LabelChanged
+    | DrillEnded
+)
 
 Action = TypeVar("Action")
 

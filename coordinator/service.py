@@ -31,19 +31,26 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.job_drills import JobDrills
+from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
+from holdfast.coordinator.hooks.calls import HookHost
+from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
+from holdfast.coordinator.ownership.cost import Cost, measure_cost
+from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.views import (
@@ -82,7 +89,8 @@ class CoordinatorService:
     Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written. A second coordinator on the same
     directory is safe but useless: each fences the other's jobs. `api` refuses it."""
 
-    def __init__(self, config: ServiceConfig, storage: Storage | None = None) -> None:
+    def __init__(self, config: ServiceConfig, storage: Storage | None = None, hooks: HookHost | None = None) -> None:
+        """`hooks`: master hooks that jobs may name; None: those of the entry points."""
         config.check()
         self._storage = RoutedStorage(storage if storage is not None else open_storage(config.state_directory))
         shares_threads = transfers_of(self._storage).transfers_max < config.recovery_threads
@@ -103,6 +111,7 @@ class CoordinatorService:
             clock=clock,
             runner=self._runner,
             make_job_thread=lambda: SystemJobThread(clock),
+            hooks=hooks if hooks is not None else HookRegistry(discover=True),
         )
         self._closing = threading.Lock()
         self._closed = False
@@ -111,13 +120,25 @@ class CoordinatorService:
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
         self._questions = WorkerQuestions(self._calls, clock)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions)
+        self._drills = JobDrills(
+            self._calls,
+            self._registry,
+            self._storage,
+            clock,
+            lambda: f"{self._rng.getrandbits(128):032x}",
+            seconds_max=config.drill_timeout_ms / 1000,
+        )
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known)
+        self._labels = JobLabels(
+            self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
+        )
         self._perform(self._host.open())
         self._threads = [
             threading.Thread(target=self._lead_on, name=f"recovery-{number}", daemon=True)
             for number in range(config.recovery_threads)
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
+        self._threads.append(threading.Thread(target=self._drills.watch, name="drills", daemon=True))
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -269,6 +290,18 @@ class CoordinatorService:
         self._calls.wait_for(self._calls.call(job_id, lambda ticket: job_events.SettingsRequested(ticket, settings)))
         return self._queries.checkpoint_config(job_id)
 
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        return self._labels.add(job_id, checkpoint_id, label)
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        return self._labels.remove(job_id, label, checkpoint_id)
+
+    def _clear_recorded(self, job_id: str) -> None:
+        """Delete what a job that ended before this process began keeps no longer."""
+        with self._registry.lock_of(job_id):
+            if not self._closed and self._registry.find(job_id) is None:
+                self._perform(self._host.recover_job(job_id))
+
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:
             self._calls.wait_for(self._calls.call(job_id, job_events.CancelRequested))
@@ -368,6 +401,22 @@ class CoordinatorService:
             raise NotFoundError(f"job {job_id} not found", job=job_id)
         return page
 
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        return self._drills.begin(job_id, checkpoint_id)
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        return self._drills.drills(job_id)
+
+    def cost(self, job_id: str) -> Cost:
+        found = run_flow(measure_cost(JobPaths(job_id), self._clock.wall_ms()), self._storage)
+        if not found.files and not self._registry.is_known(job_id):
+            self._recovery.check(job_id)
+            raise NotFoundError(f"job {job_id} not found", job=job_id)
+        return found
+
+    def labels(self, job_id: str) -> LabelList:
+        return self._labels.list(job_id)
+
     def health(self, job_id: str) -> HealthView:
         return self._diagnosis.health(job_id)
 
@@ -397,6 +446,7 @@ class CoordinatorService:
                 return
             self._closed = True
             self._stopped.set()
+        self._drills.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
         self._recovery.close()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.barriers.jobgraph import RestartStrategy as RestartStrategy
     from holdfast.barriers.jobgraph import RocksDBConfig as RocksDBConfig
     from holdfast.barriers.jobgraph import SinkMode as SinkMode
+    from holdfast.coordinator.hooks.hook import HookCheckpoint as HookCheckpoint
+    from holdfast.coordinator.hooks.hook import MasterHook as MasterHook
     from holdfast.coordinator.restore.preflight import PreflightReport as PreflightReport
     from holdfast.operators.base import Counter as Counter
     from holdfast.operators.connectors.delta import DeltaSink as DeltaSink
@@ -158,6 +160,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import InvariantError as InvariantError
     from holdfast.statebackends.errors import JobExistsError as JobExistsError
     from holdfast.statebackends.errors import JobFailedError as JobFailedError
+    from holdfast.statebackends.errors import MasterHookError as MasterHookError
     from holdfast.statebackends.errors import MaxParallelismError as MaxParallelismError
     from holdfast.statebackends.errors import NotEnoughSlotsError as NotEnoughSlotsError
     from holdfast.statebackends.errors import NotFoundError as NotFoundError
@@ -176,6 +179,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import SchemaMismatchError as SchemaMismatchError
     from holdfast.statebackends.errors import SinkMovedError as SinkMovedError
     from holdfast.statebackends.errors import SnapshotClaimedError as SnapshotClaimedError
+    from holdfast.statebackends.errors import SnapshotLabelledError as SnapshotLabelledError
     from holdfast.statebackends.errors import SnapshotTooLargeError as SnapshotTooLargeError
     from holdfast.statebackends.errors import SourceDataLostError as SourceDataLostError
     from holdfast.statebackends.errors import StateBackendError as StateBackendError
@@ -237,6 +241,7 @@ _EXPORTS = {
     "holdfast.api.version": ("VERSION",),
     "holdfast.barriers.elements": ("Batch",),
     "holdfast.barriers.jobgraph": ("ClaimMode", "JobConfig", "RestartStrategy", "RocksDBConfig", "SinkMode"),
+    "holdfast.coordinator.hooks.hook": ("HookCheckpoint", "MasterHook"),
     "holdfast.coordinator.restore.preflight": ("PreflightReport",),
     "holdfast.operators.base": ("Counter",),
     "holdfast.operators.connectors.delta": ("DeltaSink",),
@@ -341,6 +346,7 @@ _EXPORTS = {
         "GraphError",
         "HoldfastError",
         "InFlightStateError",
+        "MasterHookError",
         "IncompatibleStateError",
         "InputChangedError",
         "InputOutputError",
@@ -371,6 +377,7 @@ _EXPORTS = {
         "SchemaMismatchError",
         "SinkMovedError",
         "SnapshotClaimedError",
+        "SnapshotLabelledError",
         "SnapshotTooLargeError",
         "SourceDataLostError",
         "StateBackendError",

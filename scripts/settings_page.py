@@ -85,6 +85,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_concurrent_checkpoints",
         "tolerable_failed_checkpoints",
         "retained_checkpoints",
+        "retained_hourly",
+        "retained_daily",
+        "retained_within_ms",
+        "drill_interval_ms",
         "retention_on_cancel",
         "retain_on_finish",
         "savepoint_directory",
@@ -92,6 +96,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "unaligned_checkpoints",
         "aligned_checkpoint_timeout_ms",
         "inflight_bytes_max",
+        "master_hooks",
+        "master_hook_timeout_ms",
     ),
     "State": (
         "state_backend",
@@ -175,6 +181,8 @@ def table(record: type[msgspec.Struct], names: tuple[str, ...]) -> str:
 
 def type_text(kind: Any) -> str:
     """A type as one writes it: `int`, `str or None`."""
+    if getattr(kind, "__origin__", None) is tuple:
+        return f"`{kind}`"
     members = getattr(kind, "__args__", (kind,))
     return " or ".join("None" if member is type(None) else f"`{member.__name__}`" for member in members)
 

@@ -268,6 +268,16 @@ class UnclaimedStateError(RestoreError):
     renames: Mapping[str, str] | None = None
 
 
+class MasterHookError(RestoreError):
+    """State of a master hook can't be given back: the job names no such hook, or the hook does not know its version, or fails."""
+
+    hooks: Sequence[str]
+    stored: int | None = None
+    """Version of the stored state."""
+    known: Sequence[int] | None = None
+    """Versions that the hook knows."""
+
+
 class InFlightStateError(RestoreError):
     """The snapshot holds records in flight on an edge that the job does not have, or has otherwise; or which an edit would part
     from the state that lacks their effect."""
@@ -311,6 +321,14 @@ class SnapshotClaimedError(RestoreError):
 
     path: str
     owner: str
+
+
+class SnapshotLabelledError(HoldfastError):
+    """A label keeps the snapshot from being deleted; or it can't get the label, since its deletion has begun, or another one has
+    the label."""
+
+    path: str
+    labels: Sequence[str]
 
 
 class OutputMayRepeatError(RestoreError):

@@ -9,12 +9,14 @@
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
+    <state-dir>/<job>/labels/<id>                                 a checkpoint that may have labels
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
+    <state-dir>/<job>/chk-<id>/_label-<n>                         what its users call it, or that it is being deleted
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
     <state-dir>/<job>/shared/<id>-<attempt>-<uid>-<subtask>-<nonce>-<file>
     <state-dir>/<job>/sources/<uid>/<submission>/manifest.json    a materialised input
     <state-dir>/<job>/sources/<uid>/<submission>/stream.json  batches/<id>/manifest.json  ...    a streaming input
-    <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner     a savepoint: one folder, relative paths
+    <savepoint-dir>/savepoint-<job>-<nonce>/_metadata  _owner  _label-<n>     a savepoint: one folder, relative paths
 
 A name says who wrote the file, never what it holds. In the `_metadata` of `chk-<id>` a shared file is the path `../shared/<name>`,
 the only path that leads out of a snapshot's folder. Pure: names, and the tags of registers. Which checkpoint refers to which file,
@@ -157,6 +159,8 @@ TASK_OWNED_FOLDER = "taskowned"
 CONFIG_FOLDER = "config"
 """Settings of running submissions that were changed."""
 HISTORY_FOLDER = "history"
+LABELS_FOLDER = "labels"
+"""Names of files: the ids of the job that were ever given a label. They tell where to look, and are no proof."""
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -177,9 +181,10 @@ UNFINISHED_NAME = "_unfinished"
 
 _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_DIGITS_MAX - 1}}})/?")
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
+_LABEL_NAME = re.compile(r"_label-([1-9][0-9]{0,5})")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
 _HISTORY_NAME = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\.jsonl")
-_JOB_RECORD = re.compile(r"leader/\d+|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
+_JOB_RECORD = re.compile(r"leader/\d+|labels/[1-9]\d{0,17}|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
 _BATCHES = "batches"
@@ -234,6 +239,14 @@ class JobPaths(msgspec.Struct, frozen=True):
     def history(self, epoch: int, first: int) -> str:
         """File of the records that one leader made, from number `first` on."""
         return f"{self.job_id}/{HISTORY_FOLDER}/{epoch}-{first}.jsonl"
+
+    @property
+    def labels(self) -> str:
+        return f"{self.job_id}/{LABELS_FOLDER}"
+
+    def labelled(self, checkpoint_id: int) -> str:
+        """Says that an id may have labels."""
+        return f"{self.job_id}/{LABELS_FOLDER}/{checkpoint_id}"
 
     @property
     def shared(self) -> str:
@@ -434,6 +447,17 @@ def parse_owner_name(name: str) -> int | None:
     """The number in `_owner` (1) or `_owner-2`; None for any other name."""
     found = _OWNER_NAME.fullmatch(name)
     return int(found[1] or 1) if found is not None else None
+
+
+def label_path(folder: str, number: int) -> str:
+    """The n-th record of a snapshot's labels, from 1."""
+    return f"{folder}/_label-{number}"
+
+
+def parse_label_name(name: str) -> int | None:
+    """The number in `_label-2`; None for any other name."""
+    found = _LABEL_NAME.fullmatch(name)
+    return int(found[1]) if found is not None else None
 
 
 def part_path(folder: str, path: str, *, operator: str | None = None) -> str:

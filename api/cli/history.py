@@ -28,6 +28,28 @@ def show_history(found: Mapping[str, Any]) -> None:
         console.show_note(f"there is more: --after {found['next']}")
 
 
+def show_failures(found: Mapping[str, Any]) -> None:
+    """`found`: the answer of GET /v1/jobs/:jobid/failures."""
+    rows = [(console.time_text(each["at_ms"]), str(each["attempt"]), *_behind(each), each["error"]) for each in found["failures"]]
+    console.show_table(("AT", "ATTEMPT", "RESTORED", "AGAIN", "GAP", "ERROR"), rows, empty="no failures")
+    if found["since"]:
+        console.show_note(f"there are older ones: --before {found['since']}")
+
+
+def _behind(failure: Mapping[str, Any]) -> tuple[str, str, str]:
+    restart = failure["restart"]
+    if restart is None:
+        return "-", "-", "-"
+    kind = "savepoint " if restart["savepoint"] else ""
+    again = restart["replayed"]
+    gap_ms = restart["gap_ms"]
+    return (
+        f"{kind}{restart['checkpoint_id']}" if restart["checkpoint_id"] else "nothing",
+        "-" if again is None else f"{again:,}",
+        "-" if gap_ms < 0 else console.duration_text(gap_ms),
+    )
+
+
 def _gap(gap: Mapping[str, Any]) -> str:
     epoch, after, before, missing = gap["epoch"], gap["after"], gap["before"], gap["missing"]
     if before is None:
@@ -73,6 +95,12 @@ def _restart(facts: _Facts) -> str:
     return f"attempt {facts['attempt']} starts {source}{again}"
 
 
+def _first_record(facts: _Facts) -> str:
+    since_ms = facts["since_failure_ms"]
+    gap = f", {console.duration_text(since_ms)} after the failure" if since_ms >= 0 else ""
+    return f"attempt {facts['attempt']} processes records{gap}"
+
+
 def _checkpoint(facts: _Facts) -> str:
     name = f"{facts['checkpoint_kind'].replace('_', '-')} {facts['id']}"
     if facts["status"] != "COMPLETED":
@@ -93,11 +121,23 @@ def _request(facts: _Facts) -> str:
     return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
 
 
+def _label(facts: _Facts) -> str:
+    return f"checkpoint {facts['id']} {'has no longer' if facts['removed'] else 'has'} the label {facts['label']}"
+
+
+def _drill(facts: _Facts) -> str:
+    why = facts["error"] or "; ".join(facts["problems"]) or f"{facts['rows']:,} rows of {facts['states']} states"
+    return f"drill of checkpoint {facts['checkpoint_id']} {facts['state']}: {why}"
+
+
 _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "leader": _leader,
     "state": _state,
     "failure": _failure,
     "restart": _restart,
+    "first_record": _first_record,
     "checkpoint": _checkpoint,
     "request": _request,
+    "label": _label,
+    "drill": _drill,
 }

@@ -19,9 +19,10 @@ from typer.core import TyperGroup
 
 from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
-from holdfast.api.cli.history import show_history
+from holdfast.api.cli.history import show_failures, show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
 from holdfast.api.cli.progress import Tool
+from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
@@ -162,6 +163,18 @@ class JobReader(Protocol):
         self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
     ) -> dict[str, Any]: ...
 
+    def labels(self, job_id: str) -> dict[str, Any]: ...
+
+    def cost(self, job_id: str) -> dict[str, Any]: ...
+
+
+class Labeller(JobReader, Protocol):
+    """What changes labels."""
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]: ...
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]: ...
+
 
 def resolve_job(client: JobReader, text: str) -> str:
     """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError, AccessDeniedError."""
@@ -237,6 +250,9 @@ def serve(
     webhooks: Annotated[
         Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
     ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
     as_json: Json = False,
@@ -263,6 +279,7 @@ def serve(
         ha=ha,
         flink_ui=flink_ui,
         webhooks=webhooks,
+        prices=prices,
         log_level=log_level,
         log_format=log_format,
     )
@@ -353,7 +370,10 @@ def history(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these: leader, state, failure, restart, checkpoint, request; separated by commas.")
+        str,
+        typer.Option(
+            "--kinds", help="With commas: leader, state, failure, restart, first_record, checkpoint, request, label, drill."
+        ),
     ] = "",
     after: Annotated[
         str, typer.Option("--after", metavar="EPOCH-NUMBER", help="Show those behind this one, the oldest first to go on from.")
@@ -377,6 +397,27 @@ def history(
         console.show_json(found)
     else:
         show_history(found)
+
+
+@app.command()
+def failures(
+    job: Job,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=300, help="Show at most this many, the newest.")] = 20,
+    before: Annotated[str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show those in front of this one.")] = "",
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the failures of a job, newest first: what the job was restored from behind each, how many records it read again, and how
+    long it was until records were processed again."""
+    client = connect(url, token_file, state_dir, ca)
+    found = client.failures(resolve_job(client, job), before=before, limit=limit)
+    if as_json:
+        console.show_json(found)
+    else:
+        show_failures(found)
 
 
 @app.command()
@@ -477,6 +518,109 @@ def _naming_records(job: str) -> Iterator[None]:
     except ConnectionLostError as error:
         hint = f"`holdfast checkpoints {job} --offline --state-dir DIR` shows what is on record"
         raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
+
+
+@app.command()
+def label(
+    job: Job,
+    number: Annotated[int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The label: letters, digits, '.', '_', '-'.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Give a checkpoint or savepoint a label: it is not deleted until the label is removed, and restore="label:NAME" starts from
+    it. With JOB alone: list the job's labels.
+
+    With --offline the state directory itself is changed, beside a coordinator or without one; that one's next recovery of the job
+    deletes what is kept no longer."""
+    if (number is None) != (name is None) or (remove and name is None):
+        raise InvalidConfigError("a label needs both: `holdfast label JOB ID NAME`; JOB alone lists labels", setting="label")
+    if number is None or name is None:
+        reader = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+        show_labels(reader.labels(resolve_job(reader, job)), as_json=as_json)
+        return
+    client = _changing(url, token_file, state_dir, ca, offline=offline)
+    job_id = resolve_job(client, job)
+    if remove:
+        shown = client.remove_label(job_id, name, number)[0]
+    else:
+        shown = client.add_label(job_id, number, name)
+    if as_json:
+        console.show_json(shown)
+    else:
+        done = "removed from " if remove else ""
+        console.show_line(f"{shown['label']}: {done}{shown['kind']} {shown['checkpoint_id']} {shown['location']}")
+
+
+def _changing(
+    url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None, *, offline: bool
+) -> Labeller:
+    """Client of the coordinator, or with `offline` the state directory itself: only who says so changes it behind a coordinator."""
+    if not offline:
+        return connect(url, token_file, state_dir, ca)
+    reader = connect_to_read(url, token_file, state_dir, ca, offline=True)
+    from holdfast.api.cli.stored_jobs import StoredJobs
+
+    assert isinstance(reader, StoredJobs)
+    return reader
+
+
+@app.command()
+def drill(
+    job: Job,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint; the newest if left out.")
+    ] = None,
+    shows: Annotated[bool, typer.Option("--list", help="Show the drills that there were, newest first; begin none.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")] = True,
+    timeout: Timeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read every row of the newest checkpoint, or of another snapshot of the job, as a restore would, in a process of the
+    coordinator's own: exit code 0 if all is there, 1 if not, 3 if nothing could be found out."""
+    with console.trouble(console.EXIT_NO_VERDICT):
+        client = connect(url, token_file, state_dir, ca)
+        job_id = resolve_job(client, job)
+        if shows:
+            show_drills(client.drills(job_id), as_json=as_json)
+            return
+        begun = client.drill(job_id, number)
+        found = follow_drill(client, job_id, begun, timeout) if wait else begun
+        code = show_drill(found, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def cost(
+    job: Job,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", help="Price file, TOML or JSON: adds money. [env: HOLDFAST_PRICES]", show_default=False),
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    state_dir: StateDir = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """What the checkpoints of a job take: bytes of its own and shared, files, small files, requests an hour, and with a price file
+    money."""
+    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    found = client.cost(resolve_job(client, job))
+    named = prices or os.environ.get("HOLDFAST_PRICES")
+    if named:
+        found = with_money(found, Path(named))
+    show_cost(found, as_json=as_json)
 
 
 @app.command()

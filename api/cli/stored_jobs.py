@@ -5,6 +5,7 @@ leader knows (which tasks run, how long a checkpoint took), nor whether a job wi
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable
 from functools import cached_property
@@ -20,10 +21,13 @@ from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.history.store import read_history
+from holdfast.coordinator.ownership.cost import measure_cost
+from holdfast.coordinator.ownership.labels import LabelView, Mark, add_label, read_labels, remove_label
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
 from holdfast.statebackends.state_processor.contents import absolute_location
+from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow
 
@@ -76,6 +80,39 @@ class StoredJobs:
         view = render_checkpoints.checkpoints(view_recorded_checkpoints(job), self.location)
         return view.model_dump(mode="json", by_alias=True)
 
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """As GET /v1/jobs/:id/cost, without money."""
+        found: dict[str, Any] = msgspec.to_builtins(
+            run_flow(measure_cost(JobPaths(job_id), time.time_ns() // 1_000_000), self._storage)
+        )
+        return found
+
+    def labels(self, job_id: str) -> dict[str, Any]:
+        """As in GET /v1/jobs/:id/labels."""
+        found = run_flow(read_labels(JobPaths(job_id)), self._storage)
+        return {"labels": [self._label(view) for view in found.labels], "damage": list(found.damage)}
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
+        """As PUT /v1/jobs/:id/labels/:label, safe beside a coordinator, which finds the label when it would delete the snapshot."""
+        return self._label(run_flow(add_label(JobPaths(job_id), checkpoint_id, label, self._mark()), self._storage))
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
+        """As DELETE /v1/jobs/:id/labels/:label; a coordinator's next recovery of the job deletes what is kept no longer."""
+        removed = run_flow(remove_label(JobPaths(job_id), label, self._mark(), checkpoint_id), self._storage)
+        return [self._label(view) for view in removed]
+
+    def _mark(self) -> Mark:
+        return Mark(secrets.token_hex(16), time.time_ns() // 1_000_000)
+
+    def _label(self, view: LabelView) -> dict[str, Any]:
+        location = view.folder if is_absolute_folder(view.folder) else f"{self.location.rstrip('/')}/{view.folder}"
+        return {
+            "label": view.label,
+            "checkpoint_id": view.checkpoint_id,
+            "kind": view.kind.value,
+            "location": location,
+            "created_ms": view.created_ms,
+        }
 
     def history(
         self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""

@@ -43,8 +43,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in (
         (400, "Malformed"),
         (401, "Missing or wrong token"),
+        (403, "The token's role, or its job, does not allow it"),
         (404, "No such thing"),
         (409, "Fenced, or in conflict with something that exists"),
+        (413, "The body is too large"),
+        (429, "Too many requests: again after Retry-After"),
         (503, "Try again"),
     )
 }

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes import metrics
+from holdfast.api.routes.common import ERRORS
 from holdfast.api.routes.viewed import AS_OF_HEADER
 from holdfast.statebackends.errors import RecoveringError
 
@@ -27,7 +28,7 @@ async def readyz(request: Request) -> schemas.Empty:
     return schemas.Empty()
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {metrics.CONTENT_TYPE: {}}}})
+@router.get("/metrics", response_class=Response, responses={**ERRORS, 200: {"content": {metrics.CONTENT_TYPE: {}}}})
 def prometheus(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     headers = {AS_OF_HEADER: str(request.app.state.service.moment().as_of_ms)}

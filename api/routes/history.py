@@ -8,7 +8,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from holdfast.api.flink import schemas
-from holdfast.api.routes.common import ERRORS, JobId, Service
+from holdfast.api.routes.common import ERRORS, JobId, Service, answer, describe_answer
+from holdfast.coordinator.history.failures import FAILURE_KINDS, FailurePage, derive_failures, page_of
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
 from holdfast.coordinator.interface import Coordinator
@@ -30,7 +31,7 @@ class HistoryRecord(schemas.Record):
     """Consecutive within the epoch."""
     at_ms: int
     kind: str
-    """leader, state, failure, restart, checkpoint, request; later versions may add others."""
+    """leader, state, failure, restart, first_record, checkpoint, request, label, drill; later versions may add others."""
     facts: dict[str, Any]
 
 
@@ -102,6 +103,25 @@ async def history(
 
 def _page(service: Coordinator, job_id: str, query: HistoryQuery) -> Response:
     return Response(render(service.history(job_id, query)).model_dump_json(), media_type="application/json")
+
+
+@router.get("/jobs/{jobid}/failures", response_class=Response, responses={200: describe_answer(FailurePage)})
+async def failures(
+    request: Request,
+    service: Service,
+    job_id: JobId,
+    before: Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Show those in front of `<epoch>-<number>`")] = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE_RECORDS_MAX // 3)] = PAGE_DEFAULT,
+) -> Response:
+    """Failures of a job, newest first, each with the attempt behind it, the checkpoint that this was restored from, and the first
+    record after it. From the job's history, a few seconds behind."""
+    query = HistoryQuery(None, FAILURE_KINDS, 3 * limit, newest=True, before=parse_position(before, "before"))
+    return await to_thread.run_sync(_failures, service, job_id, query, limit, limiter=request.app.state.history_readers)
+
+
+def _failures(service: Coordinator, job_id: str, query: HistoryQuery, limit: int) -> Response:
+    page = service.history(job_id, query)
+    return answer(page_of(derive_failures(page.entries), limit, page.since, page.as_of_ms))
 
 
 def history_query(after: str, kinds: str, limit: int, *, newest: bool, before: str = "") -> HistoryQuery:

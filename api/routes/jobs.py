@@ -39,7 +39,7 @@ from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.coordinator.restore.resolve import LATEST, LATEST_READABLE
+from holdfast.coordinator.restore.resolve import LATEST, is_path
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, StorageUnavailableError
@@ -84,7 +84,7 @@ def _check_job(request: Request, submission: Submission) -> None:
     job_id = identify_job(submission)
     confine(caller, Access.OPERATE, job_id)
     named = submission.restore
-    if named is not None and named not in (LATEST, LATEST_READABLE) and not named.isdecimal():
+    if named is not None and is_path(named):
         own = SnapshotDirectories((f"{request.app.state.settings.location.rstrip('/')}/{job_id}",))
         try:
             own.confine(named)

@@ -39,12 +39,15 @@ from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import (
     audit,
+    cost,
     dashboard,
     diagnosis,
+    drills,
     events,
     health,
     history,
     jobs,
+    labels,
     members,
     series,
     sessions,
@@ -68,6 +71,7 @@ from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, Numbered
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
@@ -95,6 +99,7 @@ _RECORDS = (
     PreflightReport,
     Explanation,
     HealthView,
+    Cost,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 
@@ -168,12 +173,15 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(history.router)
     router.include_router(events.router)
     router.include_router(series.router)
+    router.include_router(labels.router)
+    router.include_router(drills.router)
+    router.include_router(cost.router)
     router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     router.include_router(snapshots.router)
     router.include_router(workers.router)
     router.include_router(tokens.router)
-    router.include_router(audit.router)
     router.include_router(sessions.router)
+    router.include_router(audit.router)
     router.include_router(dialect.router, prefix="/v1")
     router.include_router(dialect.router, include_in_schema=False)
     if with_web:

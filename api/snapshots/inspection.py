@@ -13,6 +13,7 @@ from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.snapshot.in_flight import describe_edge
 from holdfast.statebackends.snapshot.in_flight import summarise as in_flight
+from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 from holdfast.statebackends.state_processor.diff import FlightDiff, SnapshotDiff, StateDiff
 from holdfast.statebackends.state_processor.verify import VerifyReport
@@ -49,7 +50,12 @@ def summarise(snapshot: Snapshot) -> dict[str, Any]:
         "external": list(metadata.external),
         "operators": [_summarise_operator(operator, ids[operator.uid]) for operator in snapshot.operators.values()],
         **({"in_flight": flights} if flights else {}),
+        **({"master_hooks": [_summarise_hook(hook) for hook in metadata.hooks]} if metadata.hooks else {}),
     }
+
+
+def _summarise_hook(hook: HookState) -> dict[str, Any]:
+    return {"name": hook.name, "version": hook.version, "size": len(hook.state)}
 
 
 def _summarise_operator(operator: SnapshotOperator, operator_id: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from holdfast.barriers.messages import DeclineCheckpoint, FailureReason
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Claimed, Decided, JobLedger
-from holdfast.chaos.checkers.observations import Observation, Report, Reported, Stored, WorldView
+from holdfast.chaos.checkers.observations import HookFailing, Observation, Report, Reported, Stored, WorldView
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.records import AbortRecord
 from holdfast.statebackends.errors import StorageUnavailableError
@@ -23,7 +23,7 @@ class CausesChecker(Checker):
     """Judges each aborted id by the failures since its claim."""
 
     invariants: ClassVar[tuple[str, ...]] = ("I30",)
-    hears: ClassVar[tuple[type, ...]] = (Stored, Reported)
+    hears: ClassVar[tuple[type, ...]] = (Stored, Reported, HookFailing)
 
     def __init__(self, world: WorldView, scenario: Scenario, report: Report, ledger: JobLedger) -> None:
         super().__init__(world, scenario, report, ledger)
@@ -36,6 +36,8 @@ class CausesChecker(Checker):
         """Process -> last time at which a call of the store failed, or was answered as failed, ms."""
         self._declines: dict[tuple[int, int, FailureReason], dict[str, str]] = {}
         """(attempt, id, reason) -> process and text of the decline."""
+        self._hooked: set[tuple[str, int]] = set()
+        """Coordinator processes, and ids whose master hooks failed there."""
 
     def observe(self, observation: Observation) -> None:
         match observation:
@@ -48,6 +50,8 @@ class CausesChecker(Checker):
             case Reported(item=DeclineCheckpoint() as decline, actor=actor):
                 key = (decline.attempt, decline.checkpoint_id, decline.reason)
                 self._declines.setdefault(key, {})[actor] = decline.message
+            case HookFailing():
+                self._hooked.add((observation.actor, observation.checkpoint_id))
             case _:
                 pass
 
@@ -80,7 +84,7 @@ class CausesChecker(Checker):
             self._expired(number, kind, record.epoch)
 
     def _is_explained(self, actor: str, number: int) -> bool:
-        return self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0)
+        return self._trouble_ms.get(actor, -1) >= self._claimed_ms.get(number, 0) or (actor, number) in self._hooked
 
     def _claimed(self, change: Claimed, fact: Stored) -> None:
         number, epoch = change.checkpoint_id, change.record.epoch

@@ -226,6 +226,14 @@ class EmittedBehind(msgspec.Struct, frozen=True):
     watermark_ms: int
 
 
+class HookFailing(msgspec.Struct, frozen=True):
+    """A master hook of a coordinator process fails a call, or does not answer it in time."""
+
+    at_ms: int
+    actor: str
+    checkpoint_id: int
+
+
 class Listened(msgspec.Struct, frozen=True):
     """A coordinator process accepts requests from now on."""
 
@@ -300,6 +308,7 @@ Observation: TypeAlias = (
     | TakenOutOfTurn
     | DataEnded
     | EmittedBehind
+    | HookFailing
     | Listened
     | Led
     | Submitted

@@ -16,6 +16,7 @@ from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.chaos.checkers.observations import Led, Listened
+from holdfast.chaos.cluster.hooks import SimHooks
 from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.gateway import Epoch
 from holdfast.chaos.sim.kernel import Process, ProcessClock
@@ -113,6 +114,7 @@ class CoordinatorHost:
             runner=self,
             make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+            hooks=SimHooks(ports.kernel, process, ports.observe),
         )
         host = self.host
         self._calls = JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)

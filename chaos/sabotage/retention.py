@@ -43,7 +43,7 @@ def _drops_the_newest(original: Any) -> Any:
             victim = self._retained.pop()
             self._folders.pop(victim.checkpoint_id, None)
             self._deleting.add(victim.checkpoint_id)
-            drops.append(self._drop(victim.checkpoint_id, victim.folder))
+            drops.append(self._drop(victim))
         return drops + original(self)
 
     return take_drops

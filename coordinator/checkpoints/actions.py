@@ -14,6 +14,7 @@ from holdfast.barriers.messages import AckStatus, CheckpointKind, FailureReason,
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class WriteClaim(msgspec.Struct, frozen=True):
@@ -23,6 +24,16 @@ class WriteClaim(msgspec.Struct, frozen=True):
     request: CheckpointRequest
     folder: str
     attempt: int
+
+
+class TriggerHook(msgspec.Struct, frozen=True):
+    """Have a master hook take part in a checkpoint, before any task is triggered; outcome HookAnswered or HookFailed."""
+
+    checkpoint_id: int
+    name: str
+    timestamp_ms: int
+    timeout_ms: int
+    """Its process is killed behind this time."""
 
 
 class SendTriggers(msgspec.Struct, frozen=True):
@@ -58,6 +69,8 @@ class WriteMetadata(msgspec.Struct, frozen=True):
     """Counts of the submission's operators at the cut."""
     channels: tuple[ChannelState, ...] = ()
     """In-flight data of its tasks."""
+    hooks: tuple[HookState, ...] = ()
+    """States of master hooks, by name."""
 
 
 class WriteAborted(msgspec.Struct, frozen=True):
@@ -138,6 +151,7 @@ class LoseLeadership(msgspec.Struct, frozen=True):
 
 Action: TypeAlias = (
     WriteClaim
+    | TriggerHook
     | SendTriggers
     | WriteMetadata
     | WriteAborted

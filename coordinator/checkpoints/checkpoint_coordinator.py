@@ -166,6 +166,12 @@ class CheckpointCoordinator:
         return self._schedule.in_backlog
 
     @property
+    def _is_preparing(self) -> bool:
+        """A request is between its claim and its trigger."""
+        calling = any(pending.status is PendingStatus.CALLING_HOOKS for pending in self._pending.values())
+        return calling or self._preparing is not None
+
+    @property
     def savepoints_pending(self) -> int:
         """Number of plain savepoints that are prepared or pending."""
         entries = [*self._pending.values(), *([self._preparing] if self._preparing is not None else [])]
@@ -178,7 +184,7 @@ class CheckpointCoordinator:
             interval_ms=self._schedule.interval_ms,
             next_in_ms=next_ms - now_ms if next_ms is not None else None,
             pause_left_ms=max(0, self._pause_until_ms - now_ms),
-            is_preparing=self._preparing is not None,
+            is_preparing=self._is_preparing,
             pending=len(self._pending),
             savepoints=self.savepoints_pending,
             deleting=self._completed.deleting,
@@ -200,7 +206,7 @@ class CheckpointCoordinator:
         """When DeadlineReached is due."""
         times = [self._schedule.next_ms, self._completed.next_retry_ms()]
         for pending in self._pending.values():
-            times += (pending.deadline_ms, pending.retry_ms)
+            times += (pending.deadline_ms, pending.retry_ms, pending.hooks_until_ms)
         return min([time for time in times if time is not None], default=None)
 
     # ---------------------------------------------------------------------------------------------------- the machine
@@ -237,12 +243,19 @@ class CheckpointCoordinator:
                 self._request(event.request)
             case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
                 self._claim_outcome(event)
+            case events.HookAnswered() | events.HookFailed():
+                self._hook_outcome(event)
             case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._metadata_outcome(event)
             case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
                 self._abort_outcome(event)
             case events.CheckpointDropped():
                 self._completed.dropped(event.checkpoint_id)
+            case events.CheckpointKept():
+                self.stats.kept(event.checkpoint_id)
+                self._completed.kept(event.checkpoint_id)
+            case events.LabelsChanged():
+                self._completed.note_labels(event.checkpoint_id, labelled=event.labelled)
             case events.DropFailed():
                 self._completed.drop_failed(event.checkpoint_id, self._turn.now_ms)
             case events.JobTerminated():
@@ -349,7 +362,7 @@ class CheckpointCoordinator:
     def _begin_requests(self) -> None:
         """Prepare the queued requests that the decider lets go now."""
         while True:
-            load = Load(self._preparing is not None, len(self._pending), self._completed.deleting, self._pause_until_ms)
+            load = Load(self._is_preparing, len(self._pending), self._completed.deleting, self._pause_until_ms)
             match self._queue.next(load, self._turn.now_ms):
                 case Execute(request):
                     self._prepare(request)
@@ -423,7 +436,7 @@ class CheckpointCoordinator:
                 self._abort(pending, FailureReason.TRIGGER_FAILURE, event.message)
             case events.ClaimWritten():
                 self._take_id(pending)
-                self._trigger_or_abort(pending)
+                self._call_hooks(pending)
             case _:
                 assert_never(event)
 
@@ -432,8 +445,39 @@ class CheckpointCoordinator:
         self._next_id = pending.checkpoint_id + 1
         self._pending[pending.checkpoint_id] = pending
 
-    def _trigger_or_abort(self, pending: PendingCheckpoint) -> None:
-        """Send the trigger; abort if the checkpoint became impossible while the claim was written."""
+    def _call_hooks(self, pending: PendingCheckpoint) -> None:
+        """Have the job's master hooks take part; without hooks the trigger is sent. The checkpoint's time runs already."""
+        names = self._config.master_hooks
+        if not names:
+            self._trigger_or_abort(pending)
+        elif not self._abort_impossible(pending):
+            assert pending.deadline_ms is not None
+            now_ms = self._turn.now_ms
+            timeout_ms = min(self._config.master_hook_timeout_ms, pending.deadline_ms - now_ms)
+            self._timestamp_ms = pending.timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
+            pending.call_hooks(names, now_ms + timeout_ms)
+            self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
+            self._turn.out += [
+                actions.TriggerHook(pending.checkpoint_id, name, pending.timestamp_ms, timeout_ms) for name in sorted(names)
+            ]
+
+    def _hook_outcome(self, event: events.HookAnswered | events.HookFailed) -> None:
+        """A hook answered, or can't. What comes late, twice, or for an id of another time changes nothing."""
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None or pending.status is not PendingStatus.CALLING_HOOKS or event.name not in pending.hooks_missing:
+            return
+        match event:
+            case events.HookFailed():
+                self._abort(pending, FailureReason.TRIGGER_FAILURE, clip(f"master hook {event.name!r}: {event.message}"))
+            case events.HookAnswered():
+                pending.hook_answered(event.name, event.state)
+                if not pending.hooks_missing:
+                    self._trigger_or_abort(pending)
+            case _:
+                assert_never(event)
+
+    def _abort_impossible(self, pending: PendingCheckpoint) -> bool:
+        """Abort a checkpoint that became impossible before its trigger; whether it did."""
         refusal = self._refusal_of_tasks()
         if pending.abort_reason is not None:
             self._abort(pending, pending.abort_reason, pending.abort_message)
@@ -442,13 +486,21 @@ class CheckpointCoordinator:
         elif pending.deadline_ms is not None and self._turn.now_ms >= pending.deadline_ms:
             self._abort(pending, FailureReason.EXPIRED, "the trigger took longer than a checkpoint may")
         else:
-            self._timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
-            unaligned = self._may_overtake(pending.request)
-            timeout_ms = self._aligned_timeout_ms(pending.request) if unaligned else None
-            base = self._base_of(pending.request)
-            pending.trigger(self._timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
+            return False
+        return True
+
+    def _trigger_or_abort(self, pending: PendingCheckpoint) -> None:
+        """Send the trigger; abort if the checkpoint became impossible while the claim was written."""
+        if self._abort_impossible(pending):
+            return
+        if not pending.hooks:
+            self._timestamp_ms = pending.timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
             self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
-            self._turn.out.append(_trigger_of(pending))
+        unaligned = self._may_overtake(pending.request)
+        timeout_ms = self._aligned_timeout_ms(pending.request) if unaligned else None
+        base = self._base_of(pending.request)
+        pending.trigger(pending.timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
+        self._turn.out.append(_trigger_of(pending))
 
     def _may_overtake(self, request: CheckpointRequest) -> bool:
         """Whether a checkpoint's barriers may overtake: not those of savepoints, nor of what ends the job.
@@ -583,6 +635,7 @@ class CheckpointCoordinator:
                     pending.request.native,
                     pending.totals,
                     pending.channels(),
+                    pending.hook_states(),
                 )
             )
             return
@@ -637,7 +690,7 @@ class CheckpointCoordinator:
     def _drop_surplus(self) -> None:
         """Drop checkpoints beyond the retained number. Bases of pending increments stay."""
         self._completed.retain_bases(frozenset(pending.base for pending in self._pending.values() if pending.base is not None))
-        self._drop(self._completed.take_drops())
+        self._drop(self._completed.take_drops(self._turn.wall_ms))
 
     def _drop(self, drops: list[DropCheckpoint]) -> None:
         for drop in drops:
@@ -695,8 +748,9 @@ class CheckpointCoordinator:
                 assert pending.abort_reason is not None
                 self._write_aborted(pending, pending.abort_reason, pending.abort_message)
             elif pending.deadline_ms is not None and pending.deadline_ms <= now_ms:
-                missing = ", ".join(f"{task.vertex} ({task.subtask})" for task in list(pending.missing())[:10])
-                self._abort(pending, FailureReason.EXPIRED, f"no acknowledgement in time from {missing}")
+                self._abort(pending, FailureReason.EXPIRED, _missing_of(pending))
+            elif pending.hooks_until_ms is not None and pending.hooks_until_ms <= now_ms:
+                self._abort(pending, FailureReason.TRIGGER_FAILURE, _missing_of(pending))
         self._turn.out.extend(self._completed.take_retries(now_ms))
 
     def _abort(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
@@ -753,6 +807,8 @@ class CheckpointCoordinator:
         """Fail the attempt if a stop-with-savepoint failed, since sources may have stopped, or too many checkpoints did."""
         reason, number = pending.abort_reason, pending.checkpoint_id
         assert reason is not None
+        if pending.hooks_missing:  # a master hook harms no job: no task had a part in this
+            return
         stop = pending.request.kind is CheckpointKind.STOP_SAVEPOINT and pending.triggered
         exceeded = self.failures.failed(number, reason, savepoint=pending.request.is_savepoint)
         if (stop or exceeded) and pending.attempt == self._attempt:
@@ -787,3 +843,12 @@ def _trigger_of(pending: PendingCheckpoint) -> actions.SendTriggers:
         pending.unaligned,
         pending.aligned_timeout_ms,
     )
+
+
+def _missing_of(pending: PendingCheckpoint) -> str:
+    """Who has not answered, for the message of an expiry."""
+    if pending.status is PendingStatus.CALLING_HOOKS:
+        names = ", ".join(repr(name) for name in sorted(pending.hooks_missing))
+        return f"no answer in time from master hook {names}"
+    missing = ", ".join(f"{task.vertex} ({task.subtask})" for task in list(pending.missing())[:10])
+    return f"no acknowledgement in time from {missing}"

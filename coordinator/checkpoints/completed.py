@@ -13,6 +13,7 @@ from holdfast.barriers.alignment import ABORTED_IDS_MAX
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.actions import DropCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
+from holdfast.coordinator.ha.retention import Retention
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.errors import InvariantError
 
@@ -31,6 +32,8 @@ class _Dropping:
     """A deletion that has not ended."""
 
     action: DropCheckpoint
+    checkpoint: CompletedCheckpoint | None
+    """None: an aborted id."""
     failures: int = 0
     retry_ms: int | None = None
 
@@ -40,7 +43,7 @@ class CompletedCheckpointStore:
 
     def __init__(
         self,
-        retained_max: int,
+        retention: Retention | int,
         completed: Iterable[CompletedCheckpoint] = (),
         aborted: Iterable[int] = (),
         *,
@@ -48,17 +51,25 @@ class CompletedCheckpointStore:
         increment_base: int = 0,
         first_checkpoint_id: int = 1,
     ) -> None:
-        """`completed`: every checkpoint and savepoint on record. `aborted`: ids whose claim is still stored.
+        """`retention`: as a number, so many of the newest.
+
+        `completed`: every checkpoint and savepoint on record. `aborted`: ids whose claim is still stored.
 
         `restored_id`: the snapshot that the job was restored from, kept beyond the limit until a newer one completes; 0: none.
         `increment_base`: the same id if it is a checkpoint in this job's own directory, whose files its tasks know; else 0.
         `first_checkpoint_id`: ids from here on are of this submission."""
         self.shared_state = SharedStateRegistry()
-        self._retained_max = retained_max
+        self._retention = retention if isinstance(retention, Retention) else Retention(retention)
+        self._is_over = False
+        """Nothing is retained any more but for labels."""
+        self._is_changed = True
+        """What is retained, or held, is not what it was when surplus was looked for."""
         self._restored_id = restored_id
         self._increment_base = increment_base
         self._first_checkpoint_id = first_checkpoint_id
         self._bases: frozenset[int] = frozenset()
+        self._labelled: set[int] = set()
+        """Ids that have labels, as far as it is known: the register beside each tells, when it is deleted."""
         self._retained: list[CompletedCheckpoint] = []
         self._stop_point: CompletedCheckpoint | None = None
         self._recent: OrderedDict[int, None] = OrderedDict()
@@ -103,7 +114,12 @@ class CompletedCheckpointStore:
 
     def retain_bases(self, bases: frozenset[int]) -> None:
         """Set the bases of the increments under way: they stay beyond the limit."""
+        self._is_changed = self._is_changed or bases != self._bases
         self._bases = bases
+
+    @property
+    def _retained_max(self) -> int:
+        return 0 if self._is_over else self._retention.newest
 
     def is_completed(self, checkpoint_id: int) -> bool:
         """Whether the id is known as COMPLETED; false for ids so old that they are deleted and forgotten."""
@@ -121,6 +137,7 @@ class CompletedCheckpointStore:
         self._replace_restored(checkpoint)
 
     def _replace_restored(self, newer: CompletedCheckpoint) -> None:
+        self._is_changed = True
         if newer.kind is not CheckpointKind.SAVEPOINT:
             self._restored_id = 0
 
@@ -133,34 +150,69 @@ class CompletedCheckpointStore:
         """The newest aborted ids that no higher id has completed behind: as many as a task remembers."""
         return tuple(self._aborted[-ABORTED_IDS_MAX:])
 
-    def take_drops(self) -> list[DropCheckpoint]:
-        """Checkpoints to drop now: the oldest beyond the limit, and aborted ids below the newest completed one.
+    def take_drops(self, wall_ms: int = 0) -> list[DropCheckpoint]:
+        """Checkpoints to drop now: those that retention does not keep, and aborted ids below the newest completed one. `wall_ms`:
+        ms since the epoch.
 
-        The snapshot that the job was restored from does not count against the limit. Bases of increments under way do, and are
-        dropped later."""
+        The snapshot that the job was restored from and labelled ones don't count against the limit. Bases of increments under way
+        do, and are dropped later."""
         if len(self._retained) <= self._retained_max and not self._aborted:
             return []
         drops: list[DropCheckpoint] = []
-        counted = [entry for entry in self._retained if entry.checkpoint_id != self._restored_id]
+        counted = [
+            entry
+            for entry in self._retained
+            if entry.checkpoint_id != self._restored_id and entry.checkpoint_id not in self._labelled
+        ]
         surplus = counted[: max(0, len(counted) - self._retained_max)]
+        if surplus and self._retention.kept_max > self._retention.newest and not self._is_over:
+            if not self._is_changed:
+                surplus = []
+            else:
+                kept = self._retention.choose(((entry.checkpoint_id, entry.timestamp_ms) for entry in counted), wall_ms)
+                surplus = [entry for entry in surplus if entry.checkpoint_id not in kept]
+        self._is_changed = False
         for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
             self._retained.remove(oldest)
             self._folders.pop(oldest.checkpoint_id, None)
             self._deleting.add(oldest.checkpoint_id)
-            drops.append(self._drop(oldest.checkpoint_id, oldest.folder))
+            drops.append(self._drop(oldest))
         newest = self.newest
         limit = newest.checkpoint_id if newest is not None else 0
         gone = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id < limit]
         self._aborted = [checkpoint_id for checkpoint_id in self._aborted if checkpoint_id >= limit]
-        return drops + [self._drop(checkpoint_id, "") for checkpoint_id in gone]
+        return drops + [self._drop_aborted(checkpoint_id) for checkpoint_id in gone]
 
     def take_all(self) -> list[DropCheckpoint]:
-        """Drop every checkpoint and every aborted id: the job is over and its result is stored."""
-        self._deleting.update(entry.checkpoint_id for entry in self._retained)
-        drops = [self._drop(entry.checkpoint_id, entry.folder) for entry in self._retained]
-        drops += [self._drop(checkpoint_id, "") for checkpoint_id in self._aborted]
-        self._retained, self._aborted = [], []
+        """Drop every checkpoint and every aborted id: the job is over and its result is stored. Labelled ones follow when their
+        labels are removed."""
+        self._is_over, self._restored_id = True, 0
+        leaving = [entry for entry in self._retained if entry.checkpoint_id not in self._labelled]
+        self._deleting.update(entry.checkpoint_id for entry in leaving)
+        drops = [self._drop(entry) for entry in leaving]
+        drops += [self._drop_aborted(checkpoint_id) for checkpoint_id in self._aborted]
+        self._retained = [entry for entry in self._retained if entry.checkpoint_id in self._labelled]
+        self._aborted = []
         return drops
+
+    def note_labels(self, checkpoint_id: int, *, labelled: bool) -> None:
+        """A user changed labels of a checkpoint. Without any it counts against the limit again."""
+        self._is_changed = True
+        if labelled:
+            self._labelled.add(checkpoint_id)
+        else:
+            self._labelled.discard(checkpoint_id)
+
+    def kept(self, checkpoint_id: int) -> None:
+        """A label kept it: nothing of it was deleted, and it is retained again."""
+        dropping = self._dropping.get(checkpoint_id)
+        self.shared_state.forget(checkpoint_id)
+        self._give_up(checkpoint_id)
+        if dropping is None or dropping.checkpoint is None:
+            return
+        self._labelled.add(checkpoint_id)
+        self._is_changed = True
+        self._retain(dropping.checkpoint)
 
     def dropped(self, checkpoint_id: int) -> None:
         """Note the end of a deletion."""
@@ -199,14 +251,21 @@ class CompletedCheckpointStore:
         ids = [entry.checkpoint_id for entry in self._retained]
         if any(map(ge, ids, ids[1:])):
             raise InvariantError(f"retained ids are out of order: {ids}")
-        if len(ids) > self._retained_max + len({self._restored_id, *self._bases}.intersection(ids)):
-            raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {self._retained_max}")
+        most = 0 if self._is_over else self._retention.kept_max
+        if len(ids) > most + len({self._restored_id, *self._bases, *self._labelled}.intersection(ids)):
+            raise InvariantError(f"{len(ids)} checkpoints are retained, the limit is {most}")
 
-    def _drop(self, checkpoint_id: int, folder: str) -> DropCheckpoint:
+    def _drop(self, checkpoint: CompletedCheckpoint) -> DropCheckpoint:
         """Drop a checkpoint. Its exclusive files are deleted; shared files stay while another checkpoint refers to them."""
+        return self._begin_drop(checkpoint.checkpoint_id, checkpoint.folder, checkpoint)
+
+    def _drop_aborted(self, checkpoint_id: int) -> DropCheckpoint:
+        return self._begin_drop(checkpoint_id, "", None)
+
+    def _begin_drop(self, checkpoint_id: int, folder: str, checkpoint: CompletedCheckpoint | None) -> DropCheckpoint:
         released = self.shared_state.release(checkpoint_id)
         action = DropCheckpoint(checkpoint_id, folder, released.names, released.after)
-        self._dropping[checkpoint_id] = _Dropping(action)
+        self._dropping[checkpoint_id] = _Dropping(action, checkpoint)
         return action
 
     def _note(self, checkpoint: CompletedCheckpoint) -> None:
@@ -218,6 +277,9 @@ class CompletedCheckpointStore:
         self._recent[checkpoint.checkpoint_id] = None
         while len(self._recent) > RECENT_COMPLETED_MAX:
             self._recent.popitem(last=False)
+        self._retain(checkpoint)
+
+    def _retain(self, checkpoint: CompletedCheckpoint) -> None:
         self._folders[checkpoint.checkpoint_id] = checkpoint.folder
         self.shared_state.register(checkpoint.checkpoint_id, checkpoint.shared)
         self._retained.append(checkpoint)

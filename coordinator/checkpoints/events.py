@@ -14,6 +14,7 @@ from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.recorded_job import Decision
 from holdfast.coordinator.ha.records import ClaimRecord
 from holdfast.coordinator.totals import Totals
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
@@ -62,6 +63,23 @@ class ClaimFailed(msgspec.Struct, frozen=True):
     message: str
     ambiguous: bool
     """The claim may exist all the same: the id counts as taken."""
+
+
+class HookAnswered(msgspec.Struct, frozen=True):
+    """A master hook has taken part in a checkpoint. An answer that comes when none is awaited changes nothing."""
+
+    checkpoint_id: int
+    name: str
+    state: HookState | None
+    """None: it has none."""
+
+
+class HookFailed(msgspec.Struct, frozen=True):
+    """A master hook can't take part: it raised, died, or gave no answer in time."""
+
+    checkpoint_id: int
+    name: str
+    message: str
 
 
 class AcksReceived(msgspec.Struct, frozen=True):
@@ -120,6 +138,19 @@ class CheckpointDropped(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
+class CheckpointKept(msgspec.Struct, frozen=True):
+    """Nothing of it was deleted: it has a label."""
+
+    checkpoint_id: int
+
+
+class LabelsChanged(msgspec.Struct, frozen=True):
+    """A user changed labels of a checkpoint; what the register beside it says counts when it is deleted."""
+
+    checkpoint_id: int
+    labelled: bool
+
+
 class DropFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     message: str
@@ -163,6 +194,8 @@ Event: TypeAlias = (
     | ClaimWritten
     | ClaimTaken
     | ClaimFailed
+    | HookAnswered
+    | HookFailed
     | AcksReceived
     | MetadataWritten
     | MetadataLost
@@ -172,6 +205,8 @@ Event: TypeAlias = (
     | AbortLost
     | AbortFailed
     | CheckpointDropped
+    | CheckpointKept
+    | LabelsChanged
     | DropFailed
     | JobFailing
     | ShutDown

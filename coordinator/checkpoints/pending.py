@@ -4,7 +4,7 @@ It knows nothing of other checkpoints; the checkpoint coordinator decides what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from holdfast.barriers.jobgraph import JobGraph
@@ -14,11 +14,14 @@ from holdfast.coordinator.ha.shared_state import ResolvedStates, shared_handles
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorState, OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class PendingStatus(StrEnum):
     CLAIMING = "claiming"
     """The claim is being written; no task knows of the id. If the claim certainly failed, the id stays free."""
+    CALLING_HOOKS = "calling_hooks"
+    """Its claim is stored, and master hooks are being called; no task knows of the id."""
     AWAITING_ACKS = "awaiting_acks"
     READY = "ready"
     """Every task acknowledged; an older checkpoint's metadata is still being written."""
@@ -33,7 +36,8 @@ class PendingStatus(StrEnum):
 
 
 TRANSITIONS: Mapping[PendingStatus, frozenset[PendingStatus]] = {
-    PendingStatus.CLAIMING: frozenset({PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING}),
+    PendingStatus.CLAIMING: frozenset({PendingStatus.CALLING_HOOKS, PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING}),
+    PendingStatus.CALLING_HOOKS: frozenset({PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING}),
     PendingStatus.AWAITING_ACKS: frozenset({PendingStatus.READY, PendingStatus.ABORTING}),
     PendingStatus.READY: frozenset({PendingStatus.WRITING_METADATA, PendingStatus.ABORTING}),
     PendingStatus.WRITING_METADATA: frozenset({PendingStatus.COMPLETED, PendingStatus.ABORTING}),
@@ -45,6 +49,9 @@ TRANSITIONS: Mapping[PendingStatus, frozenset[PendingStatus]] = {
 
 ABORTING follows itself, since a failed write of ABORTED is repeated. COMPLETED follows ABORTING when our own write of COMPLETED,
 whose outcome was unknown, turns out to be stored."""
+
+
+_UNDECIDED = (PendingStatus.CLAIMING, PendingStatus.CALLING_HOOKS, PendingStatus.AWAITING_ACKS, PendingStatus.READY)
 
 
 class PendingCheckpoint:
@@ -83,6 +90,12 @@ class PendingCheckpoint:
         """Acknowledged state with the base's files in place of placeholders; set when its metadata is written."""
         self.totals: Totals = {}
         """Counts of the submission's operators at its cut; set when its metadata is written."""
+        self.hooks: dict[str, HookState | None] = {}
+        """Answers of its master hooks, by name."""
+        self.hooks_missing: frozenset[str] = frozenset()
+        """Master hooks that have not answered."""
+        self.hooks_until_ms: int | None = None
+        """When their time is up."""
         self.status = PendingStatus.CLAIMING
         self.triggered = False
         self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
@@ -94,7 +107,7 @@ class PendingCheckpoint:
     @property
     def is_undecided(self) -> bool:
         """No write of a decision has begun: the checkpoint can still be acknowledged or aborted."""
-        return self.status in (PendingStatus.CLAIMING, PendingStatus.AWAITING_ACKS, PendingStatus.READY)
+        return self.status in _UNDECIDED
 
     @property
     def is_complete(self) -> bool:
@@ -124,11 +137,29 @@ class PendingCheckpoint:
             self.deadline_ms = None
         return AckStatus.SUCCESS
 
+    def call_hooks(self, names: Iterable[str], until_ms: int) -> None:
+        """Master hooks are called; the trigger waits for their answers."""
+        self._enter(PendingStatus.CALLING_HOOKS)
+        self.hooks_missing, self.hooks_until_ms = frozenset(names), until_ms
+
+    def hook_answered(self, name: str, state: HookState | None) -> bool:
+        """Take a hook's answer, once; False if it is not awaited."""
+        if self.status is not PendingStatus.CALLING_HOOKS or name not in self.hooks_missing:
+            return False
+        self.hooks[name] = state
+        self.hooks_missing -= {name}
+        return True
+
+    def hook_states(self) -> tuple[HookState, ...]:
+        """Of the stateful hooks, by name."""
+        return tuple(state for _, state in sorted(self.hooks.items()) if state is not None)
+
     def trigger(
         self, timestamp_ms: int, base: int | None = None, *, unaligned: bool = False, aligned_timeout_ms: int | None = None
     ) -> None:
         """The trigger is sent; tasks may acknowledge from now on."""
         self._enter(PendingStatus.AWAITING_ACKS)
+        self.hooks_until_ms = None
         self.unaligned, self.aligned_timeout_ms = unaligned, aligned_timeout_ms
         self.base = base
         self.triggered = True
@@ -139,7 +170,7 @@ class PendingCheckpoint:
         self._enter(PendingStatus.ABORTING)
         self.abort_reason = reason
         self.abort_message = message
-        self.deadline_ms = None
+        self.deadline_ms = self.hooks_until_ms = None
         self.retry_ms = None
 
     def begin_complete(self, resolved: ResolvedStates, tally: Tally) -> None:

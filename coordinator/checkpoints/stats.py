@@ -316,12 +316,19 @@ class CheckpointStats:
 
     def dropped(self, checkpoint_id: int) -> None:
         """Note that a completed checkpoint is no longer retained."""
+        self._note_discarded(checkpoint_id, discarded=True)
+
+    def kept(self, checkpoint_id: int) -> None:
+        """Note that it is retained after all."""
+        self._note_discarded(checkpoint_id, discarded=False)
+
+    def _note_discarded(self, checkpoint_id: int, *, discarded: bool) -> None:
         view = self._finished.get(checkpoint_id)
         if view is not None:
-            self._finished[checkpoint_id] = replace(view, discarded=True)
+            self._finished[checkpoint_id] = replace(view, discarded=discarded)
         for kind, latest in self._latest.items():
             if latest.checkpoint_id == checkpoint_id:
-                self._latest[kind] = replace(latest, discarded=True)
+                self._latest[kind] = replace(latest, discarded=discarded)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
         return self.capture().checkpoint(checkpoint_id)

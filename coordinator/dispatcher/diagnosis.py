@@ -5,6 +5,7 @@ The pure functions of `explain/` judge them on the caller's thread. Workers of m
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -16,6 +17,7 @@ from holdfast.coordinator.dispatcher.published import Look
 from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.threads import Clock
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.functions import workers_to_ask
 from holdfast.coordinator.explain.health import derive_health
@@ -75,17 +77,27 @@ def _locate(folder: str, root: str) -> str:
 class Diagnosis:
     """The part of `interface.Coordinator` that explains. Thread-safe."""
 
-    def __init__(self, calls: JobCalls, storage_root: str, clock: Clock, questions: WorkerQuestions) -> None:
+    def __init__(
+        self,
+        calls: JobCalls,
+        storage_root: str,
+        clock: Clock,
+        questions: WorkerQuestions,
+        drills: Callable[[str], tuple[DrillView, ...]],
+    ) -> None:
         self._calls = calls
         self._questions = questions
         self._root = storage_root
         self._clock = clock
+        self._drills = drills
 
     def health(self, job_id: str) -> HealthView:
         recorded = self._calls.recorded_only(job_id)
         if recorded is not None:
-            return derive_health(view_recorded_situation(recorded, self._root, self._clock.wall_ms()))
-        return derive_health(view_situation(self._calls.look(job_id), self._root))
+            situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
+        else:
+            situation = view_situation(self._calls.look(job_id), self._root)
+        return derive_health(replace(situation, drills=self._drills(job_id)))
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:
         recorded = self._calls.recorded_only(job_id)

@@ -37,6 +37,8 @@ from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.history.feed import HistoryFeed
+from holdfast.coordinator.hooks.calls import HookHost
+from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -238,9 +240,11 @@ class Dispatcher:
         runner: FlowRunner,
         make_job_thread: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
+        hooks: HookHost | None = None,
     ) -> None:
         """`root`: printable root of the storage that drives the flows. `make_job_thread`: called for each job that is led.
-        `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`."""
+        `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`.
+        `hooks`: the master hooks that are installed; None: none."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
@@ -260,6 +264,7 @@ class Dispatcher:
         self._runner = runner
         self._make_job_thread = make_job_thread
         self._draw_secret = draw_secret
+        self._hooks: HookHost = hooks if hooks is not None else HookRegistry()
 
     def open(self) -> HostFlow[None]:
         """Open the state directory and list its jobs. Raises StorageUnavailableError if it can't be written."""
@@ -410,11 +415,13 @@ class Dispatcher:
 
     def preflight(self, submission: Submission) -> Flow[PreflightReport]:
         """Check a submission as a start would now; changes nothing."""
+        self._hooks.check(submission.graph.config.master_hooks)
         return preflight(identify_job(submission), submission, now_ms=self._clock.wall_ms())
 
     def submit(self, submission: Submission) -> HostFlow[SubmissionAccepted]:
         """Start a job, or replace the running submission of its name. Raises as `interface.Coordinator.submit`."""
         job_id = identify_job(submission)
+        self._hooks.check(submission.graph.config.master_hooks)
         yield from self.lead_on(job_id)  # a submission that is only repeated must find it led
         current = self.registry.find(job_id)
         recorded = yield from read_job(JobPaths(job_id))
@@ -477,6 +484,7 @@ class Dispatcher:
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
             feed=self.feed,
+            hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
         )
         service.start()
         self.registry.put(service)

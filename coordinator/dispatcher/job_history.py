@@ -18,7 +18,17 @@ from holdfast.coordinator.history.records import describe_checkpoint
 from holdfast.coordinator.history.store import HistoryWriter
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    CheckpointFailed,
+    DrillEnded,
+    FirstRecords,
+    LabelChanged,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 from holdfast.coordinator.views import CheckpointView
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import JobPaths
@@ -141,10 +151,16 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "failure", facts
         case AttemptDeployed():
             return "restart", facts
+        case FirstRecords():
+            return "first_record", facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks
             told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
             return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
         case RequestEnded():
             return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+        case LabelChanged():
+            return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+        case DrillEnded():
+            return "drill", note.facts
         case _:
             assert_never(note)

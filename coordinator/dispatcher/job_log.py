@@ -16,7 +16,17 @@ from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
 from holdfast.barriers.messages import FailureReason
 from holdfast.coordinator.jobmaster.job import JobSetup
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, Note, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    CheckpointFailed,
+    DrillEnded,
+    FirstRecords,
+    LabelChanged,
+    Note,
+    RequestEnded,
+    StateChanged,
+)
 
 MESSAGE_CHARACTERS_MAX = 4_096
 """Characters of a line's message, and of each of its facts; a traceback may have ten times as many."""
@@ -101,6 +111,9 @@ def _worded(note: Note) -> tuple[int, str, str]:
             kind = "savepoint" if note.savepoint else "checkpoint"
             source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case FirstRecords():
+            gap = f", {note.since_failure_ms} ms after the failure" if note.since_failure_ms >= 0 else ""
+            return logging.INFO, "first_records", f"attempt {note.attempt} processes records{gap}"
         case CheckpointFailed():
             level = logging.INFO if note.reason in _EXPECTED else logging.WARNING
             why = f": {note.message}" if note.message else ""
@@ -108,6 +121,13 @@ def _worded(note: Note) -> tuple[int, str, str]:
             return level, "checkpoint_failed", f"{kind} {note.checkpoint_id} failed, {note.reason.value}{why}"
         case RequestEnded():
             return _ended(note)
+        case LabelChanged():
+            done = "lost" if note.removed else "has"
+            return logging.INFO, "label_changed", f"checkpoint {note.checkpoint_id} {done} the label {note.label}"
+        case DrillEnded():
+            level = logging.INFO if note.facts["state"] == "passed" else logging.WARNING
+            why = note.facts["error"] or "; ".join(note.facts["problems"]) or f"{note.facts['rows']} rows were read"
+            return level, "drill_ended", f"drill of checkpoint {note.facts['checkpoint_id']} {note.facts['state']}: {why}"
         case _:
             assert_never(note)
 

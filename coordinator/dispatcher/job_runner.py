@@ -18,12 +18,14 @@ from holdfast.barriers.messages import NumberedCommand
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
+from holdfast.coordinator.dispatcher.hook_calls import call_of, outcome_of
 from holdfast.coordinator.dispatcher.job_history import JobHistory
 from holdfast.coordinator.dispatcher.job_log import JobLog, about
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
 from holdfast.coordinator.history.feed import HistoryFeed
+from holdfast.coordinator.hooks.calls import HookPort, HookReply, HookVerdict
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -65,8 +67,10 @@ class JobMasterRunner:
         view_interval_ms: int = VIEW_INTERVAL_MS,
         history: bool = False,
         feed: HistoryFeed | None = None,
+        hooks: HookPort | None = None,
     ) -> None:
-        """`history`: record what happens in the job's directory; `feed` gets each record as well."""
+        """`history`: record what happens in the job's directory; `feed` gets each record as well. `hooks`: its master hooks; None:
+        it names none."""
         self._master = master
         self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
@@ -88,6 +92,7 @@ class JobMasterRunner:
         self._streams: dict[int, Subscription] = {}
         self._ended = threading.Event()
         self._failed = False
+        self._hooks = hooks
         self._history = JobHistory(master.setup, runner, clock, self._post_call, feed) if history else None
 
     # ----------------------------------------------------------------------------------------------- from any thread
@@ -103,6 +108,10 @@ class JobMasterRunner:
     @property
     def slots(self) -> int:
         return self._master.setup.graph.slots_required
+
+    @property
+    def drill_interval_ms(self) -> int | None:
+        return self._master.setup.graph.config.drill_interval_ms
 
     @property
     def epoch(self) -> int:
@@ -307,6 +316,8 @@ class JobMasterRunner:
                 self._store(action, cleanup=False)
             case job_actions.PrepareAttempt() | job_actions.WriteResult() | job_actions.WriteConfig():
                 self._store(action, cleanup=False)
+            case actions.TriggerHook() | job_actions.RestoreHook():
+                self._call_hook(action)
             case job_actions.Deliver():
                 self._deliver(action)
             case job_actions.CloseStream():
@@ -323,6 +334,7 @@ class JobMasterRunner:
                     _settle(future, lambda: _raise(action.error))
             case job_actions.JobEnded():
                 self._ended.set()
+                self._close_hooks()
             case _:
                 assert_never(action)
 
@@ -341,6 +353,26 @@ class JobMasterRunner:
             outcome = job_events.LeadershipEnded(f"{name} failed unexpectedly; the coordinator's log has the error")
         if outcome is not None:
             self.post(outcome)
+
+    def _call_hook(self, action: actions.TriggerHook | job_actions.RestoreHook) -> None:
+        """Have a master hook do its part, beside the job's thread; without a port it can't."""
+        if self._hooks is None:
+            self._own.append(outcome_of(action, HookReply(HookVerdict.FAILED, message="this coordinator has no master hooks")))
+            self._job_thread.wake()
+        else:
+            self._hooks.call(call_of(action), lambda reply: self._hook_ended(outcome_of(action, reply)))
+
+    def _hook_ended(self, outcome: job_events.Event) -> None:
+        """From any thread, this job's own included: that must not wait for room in the inbox."""
+        if self._turning == threading.get_ident():
+            self._own.append(outcome)
+            self._job_thread.wake()
+        else:
+            self.post(outcome)
+
+    def _close_hooks(self) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
 
     def _deliver(self, action: job_actions.Deliver) -> None:
         stream = self._streams.get(action.slot)
@@ -391,6 +423,7 @@ class JobMasterRunner:
             self._queries.pop(ticket).answer(self._master)
         self._publisher.publish(self._master, last=True)
         self._ended.set()
+        self._close_hooks()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.ownership.claims import release_snapshot
+from holdfast.coordinator.ownership.labels import Mark, begin_deletion
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.coordinator.restore.finished import encode_finished, find_finished
 from holdfast.coordinator.restore.in_flight import assign_in_flight
@@ -61,11 +62,10 @@ from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths, part_path
 from holdfast.statebackends.snapshot.metadata import (
     FINISHED_PROPERTY,
-    IN_FLIGHT_VERSION,
     NATIVE_PROPERTY,
-    VERSION,
     SnapshotMetadata,
     encode_metadata,
+    version_of,
 )
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
@@ -240,8 +240,9 @@ class StorageEffects:
             external=tuple(sorted(external)),
             properties=properties,
             graph=self._graph,
-            version=IN_FLIGHT_VERSION if action.channels else VERSION,
+            version=version_of(in_flight=bool(action.channels), hooks=bool(action.hooks)),
             channels=action.channels or msgspec.UNSET,
+            master_hooks=action.hooks or msgspec.UNSET,
         )
 
     def _abort(self, action: actions.WriteAborted) -> Flow[job_events.Event | None]:
@@ -286,7 +287,14 @@ class StorageEffects:
     def _drop(self, action: actions.DropCheckpoint) -> Flow[job_events.Event | None]:
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            yield from drop_checkpoint(self._paths, action.checkpoint_id, action.shared, action.after)
+            if action.folder and (yield from self._is_labelled(action.checkpoint_id)):
+                return events.CheckpointKept(action.checkpoint_id)
+            shared, after = action.shared, action.after
+            for other in after:
+                if (yield from self._is_labelled(other)):
+                    shared, after = (), ()  # it stays, with the files that it shares
+                    break
+            yield from drop_checkpoint(self._paths, action.checkpoint_id, shared, after)
             if not action.folder and self._identity.graph.config.is_incremental:
                 yield from sweep_shared(self._paths, action.checkpoint_id)
         except FencedError as error:
@@ -295,11 +303,16 @@ class StorageEffects:
             return events.DropFailed(action.checkpoint_id, str(error))
         return events.CheckpointDropped(action.checkpoint_id)
 
+    def _is_labelled(self, checkpoint_id: int) -> Flow[bool]:
+        """Begin the deletion of a completed checkpoint, unless it has a label."""
+        mark = Mark(self._identity.nonce, self._wall_ms())
+        return bool((yield from begin_deletion(self._paths.checkpoint(checkpoint_id), mark)))
+
     def _release(self, action: Release) -> Flow[job_events.Event | None]:
         """Delete a snapshot that the job claimed, if it is still its own."""
         try:
             yield from check_leadership(self._paths, self._identity.epoch)
-            yield from release_snapshot(action.folder, action.claim)
+            yield from release_snapshot(action.folder, action.claim, self._wall_ms())
         except FencedError as error:
             return job_events.LeadershipEnded(str(error))
         except HoldfastError as error:
@@ -341,7 +354,8 @@ class StorageEffects:
             return job_events.AttemptImpossible(action.attempt, _explained(error, restore))
         except HoldfastError as error:
             return job_events.AttemptImpossible(action.attempt, error)
-        return job_events.AttemptPrepared(action.attempt, states, finished, in_flight)
+        hooks = self._newest[1].hooks if restore is not None and self._newest is not None else ()
+        return job_events.AttemptPrepared(action.attempt, states, finished, in_flight, hooks)
 
     def _restore(self, restore: RestorePoint) -> Flow[tuple[AssignedState, frozenset[str], dict[SubtaskKey, InFlightRestore]]]:
         """Verify the snapshot's files, then assign its state and in-flight records to subtasks; with them the vertices that begin

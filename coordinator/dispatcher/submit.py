@@ -23,6 +23,7 @@ from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.ownership.claims import claim_snapshot, derive_releases, find_leftovers, holds_claim, release_snapshot
+from holdfast.coordinator.ownership.labels import Mark, begin_deletion, find_kept
 from holdfast.coordinator.restore.plan import check_graph, check_submission, derive_setup, plan_submission
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.statebackends.errors import (
@@ -130,14 +131,15 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     would restore a checkpoint that is being deleted."""
     paths = JobPaths(job_id)
     recorded = yield from read_job(paths)
-    if not find_leftovers(recorded) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
+    kept = yield from find_kept(recorded)
+    if not _free(recorded, kept) and not _shared_leftovers(recorded) and not (yield from _holds_subsumed(recorded)):
         return
     epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
     job = yield from _fence_submissions(paths, takeover)
     if job.result is not None:
         yield from make_durable(paths.result(job.result.submission))
-    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in find_leftovers(job)]
+    drops = [_drop_leftover(paths, checkpoint, takeover) for checkpoint in _free(job, (yield from find_kept(job)))]
     yield InParallel(drops, [0] * len(drops))
     names = _shared_leftovers((yield from read_job(paths)))
     if names:
@@ -146,11 +148,20 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     yield from release_subsumed(paths, epoch, job)
 
 
+def _free(job: RecordedJob, kept: frozenset[int]) -> list[RecordedCheckpoint]:
+    """Leftovers that no label keeps. Others stay until theirs are removed, and are no reason to become the job's leader again."""
+    return [checkpoint for checkpoint in find_leftovers(job) if checkpoint.checkpoint_id not in kept]
+
+
 def _drop_leftover(paths: JobPaths, checkpoint: RecordedCheckpoint, takeover: Takeover) -> Flow[None]:
     """Delete one id that an ended job left, in any order with the others: its result knows them all."""
     yield from check_leadership(paths, takeover.epoch)
     if checkpoint.fact is CheckpointFact.UNDECIDED:  # claimed by a stale leader after the end
         yield from abort_undecided(paths, checkpoint.checkpoint_id, takeover)
+    if checkpoint.fact is CheckpointFact.COMPLETED:
+        folder = paths.checkpoint(checkpoint.checkpoint_id)
+        if (yield from begin_deletion(folder, Mark(takeover.nonce, takeover.now_ms))):
+            return  # it got a label meanwhile
     yield from drop_checkpoint(paths, checkpoint.checkpoint_id)
 
 

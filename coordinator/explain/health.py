@@ -11,6 +11,7 @@ from msgspec import UNSET
 from holdfast.barriers.guarantee import COMMITTER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY
+from holdfast.coordinator.drills.records import DrillState, drilled_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
@@ -67,9 +68,13 @@ def _safe(facts: Facts) -> SafeView:
         return SafeView(*ended, checkpoint_id=cut.checkpoint_id if cut is not None else -1, age_ms=age_ms)
     verdict, why = _judge_age(facts, age_ms) if cut is not None else _judge_none(facts)
     failures, tolerable = _failures(facts), facts.config.tolerable_failed_checkpoints
+    damage = _damage(facts, cut)
+    if damage:
+        verdict, why = Verdict.BAD, damage
     if failures and verdict is Verdict.OK:
         one_more = "; one more fails the job over" if failures >= tolerable else f" of {tolerable} that are tolerable"
         verdict, why = Verdict.AT_RISK, f"{failures} checkpoints in a row have failed{one_more}"
+    drilled = drilled_ms(facts.situation.drills)
     return SafeView(
         verdict=verdict,
         why=why,
@@ -78,7 +83,20 @@ def _safe(facts: Facts) -> SafeView:
         interval_ms=facts.interval_ms,
         replay_ms=age_ms if cut is not None else _running_ms(facts),
         replay_records=_replayed(facts, cut),
+        verified_ms=drilled,  # which reads all of its files, by their checksums
+        drilled_ms=drilled,
     )
+
+
+def _damage(facts: Facts, cut: CutView | None) -> str:
+    """What the newest drill found of the snapshot that a failure now goes back to; empty if nothing is wrong, or it was not
+    read."""
+    found = next((drill for drill in facts.situation.drills if cut is not None and drill.checkpoint_id == cut.checkpoint_id), None)
+    if found is None or found.state is not DrillState.FAILED:
+        return ""
+    first = shown(found.problems[0], TEXT_BYTES_MAX) if found.problems else ""
+    more = f" and {found.problem_count - 1} more" if found.problem_count > 1 else ""
+    return f"a drill of checkpoint {found.checkpoint_id} found that it can't be restored: {first}{more}"
 
 
 def _failures(facts: Facts) -> int:

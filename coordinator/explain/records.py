@@ -12,6 +12,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
@@ -47,6 +48,8 @@ class Situation(msgspec.Struct, frozen=True):
     is_processing_backlog: bool = False
     looks: tuple[tuple[SubtaskKey, WorkerAnswer], ...] = ()
     """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
+    drills: tuple[DrillView, ...] = ()
+    """Of the job's snapshots, newest first."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out

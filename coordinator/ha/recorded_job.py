@@ -209,6 +209,8 @@ class RecordedJob:
     """The newest ones, back to the one that holds."""
     last_config: int = 0
     """Highest number of a ConfigRecord, 0 for none."""
+    labelled: tuple[int, ...] = ()
+    """Ids that may have labels: the registers beside them tell."""
     seals: Mapping[int, int] = field(default_factory=dict)
     """Epoch of a leader that took the job over -> highest number of a ConfigRecord that it found."""
 

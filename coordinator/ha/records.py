@@ -68,6 +68,22 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     """Location of the job's state directory, whose records tell whether the job still needs the snapshot. Empty: not recorded."""
 
 
+class LabelRecord(msgspec.Struct, frozen=True):
+    """`_label-<n>` in a snapshot's folder, n from 1 without gaps: the highest holds. Who labels a snapshot and who deletes it
+    create the next one, so that of the two one comes second, and reads the other's."""
+
+    number: int
+    labels: tuple[str, ...]
+    """Ascending; a snapshot with any is not deleted."""
+    nonce: str
+    folder: str
+    """The snapshot's own, as its writer names it: a record in another folder came with a copy, and does not count."""
+    deleting: bool = False
+    """Its deletion has begun: nothing follows."""
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
 class VoidRecord(msgspec.Struct, frozen=True):
     """`submissions/<n>.json` of a number that is no submission. A new leader takes it, so that no older leader can.
 

@@ -45,6 +45,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import (
     CONFIG_FOLDER,
+    LABELS_FOLDER,
     SHARED_FOLDER,
     JobPaths,
     claim_path,
@@ -252,7 +253,8 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     results |= {number: next(read) for number in ended}
     found = {number: aborted[number] if number in aborted else next(read) for number in listed.ids}
     checkpoints = {number: _owned(each, job.given.get(number)) for number, each in found.items()}
-    job = replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints, shared=listed.shared)
+    job = replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints)
+    job = replace(job, shared=listed.shared, labelled=listed.labelled)
     return (yield from _with_configs(paths, job, listed.configs))
 
 
@@ -270,6 +272,7 @@ class _Listed:
     """Of checkpoints."""
     shared: tuple[str, ...]
     configs: list[int]
+    labelled: tuple[int, ...]
 
 
 def _list_job(paths: JobPaths) -> Flow[_Listed]:
@@ -284,6 +287,9 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
     configs: list[int] = []
     if f"{CONFIG_FOLDER}/" in folders:
         configs = yield from _numbers(paths.configs)
+    labelled: list[int] = []
+    if f"{LABELS_FOLDER}/" in folders:
+        labelled = yield from _numbers(paths.labels)
     return _Listed(
         epochs=tuple(sorted(int(name) for name in epochs if name.isdecimal())),
         numbers=numbers,
@@ -292,6 +298,7 @@ def _list_job(paths: JobPaths) -> Flow[_Listed]:
         ids=[number for number in map(parse_checkpoint_name, folders) if number is not None],
         shared=tuple(shared),
         configs=configs,
+        labelled=tuple(labelled),
     )
 
 

@@ -20,6 +20,7 @@ from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class PrepareAttempt(msgspec.Struct, frozen=True):
@@ -33,6 +34,18 @@ class PrepareAttempt(msgspec.Struct, frozen=True):
     totals: Totals = {}
     """Counts of the submission's operators at the cut of `restore`."""
     backoff: BackoffRecord | None = None
+
+
+class RestoreHook(msgspec.Struct, frozen=True):
+    """Take a master hook back to the checkpoint that an attempt starts from; outcome HookRestored or HookNotRestored."""
+
+    attempt: int
+    name: str
+    checkpoint_id: int
+    """0: the job starts empty, and the hook is reset."""
+    state: HookState | None
+    timeout_ms: int
+    """Its process is killed behind this time."""
 
 
 class WriteResult(msgspec.Struct, frozen=True):
@@ -86,11 +99,13 @@ class JobEnded(msgspec.Struct, frozen=True):
 
 Action: TypeAlias = (
     actions.WriteClaim
+    | actions.TriggerHook
     | actions.WriteMetadata
     | actions.WriteAborted
     | actions.DiscardState
     | actions.DropCheckpoint
     | PrepareAttempt
+    | RestoreHook
     | WriteResult
     | WriteConfig
     | Release

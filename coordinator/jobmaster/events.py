@@ -23,10 +23,12 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.ha.records import ResultRecord
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 
 class JobStarted(msgspec.Struct, frozen=True):
@@ -110,6 +112,22 @@ class SettingsRequested(msgspec.Struct, frozen=True):
     """Name of a setting -> its new value; not checked yet."""
 
 
+class LabelNoted(msgspec.Struct, frozen=True):
+    """A user gave a snapshot of the job a label, or removed one: it is stored."""
+
+    checkpoint_id: int
+    label: str
+    removed: bool
+    labelled: bool
+    """Whether the snapshot has a label now."""
+
+
+class DrillNoted(msgspec.Struct, frozen=True):
+    """A drill of a snapshot of the job has ended."""
+
+    drill: DrillView
+
+
 class CancelRequested(msgspec.Struct, frozen=True):
     ticket: int
 
@@ -143,6 +161,23 @@ class AttemptPrepared(msgspec.Struct, frozen=True):
     """Vertices that begin as finished."""
     in_flight: Mapping[SubtaskKey, InFlightRestore] = {}
     """Of those subtasks that restore records in flight."""
+    hooks: tuple[HookState, ...] = ()
+    """States of master hooks in its snapshot."""
+
+
+class HookRestored(msgspec.Struct, frozen=True):
+    """A master hook is back at the checkpoint that the attempt starts from."""
+
+    attempt: int
+    name: str
+
+
+class HookNotRestored(msgspec.Struct, frozen=True):
+    attempt: int
+    name: str
+    message: str
+    error: HoldfastError | None = None
+    """Why no try can succeed; None: another one may."""
 
 
 class AttemptTaken(msgspec.Struct, frozen=True):
@@ -186,6 +221,7 @@ StorageOutcome: TypeAlias = (
     | events.AbortLost
     | events.AbortFailed
     | events.CheckpointDropped
+    | events.CheckpointKept
     | events.DropFailed
 )
 
@@ -219,6 +255,8 @@ class ReleaseEnded(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = (
     JobStarted
+    | events.HookAnswered
+    | events.HookFailed
     | RegistrationReceived
     | AckBatchReceived
     | StatesReceived
@@ -229,6 +267,8 @@ Event: TypeAlias = (
     | StreamClosed
     | SnapshotRequested
     | SettingsRequested
+    | LabelNoted
+    | DrillNoted
     | ConfigWritten
     | ConfigTaken
     | ConfigFailed
@@ -240,6 +280,8 @@ Event: TypeAlias = (
     | AttemptTaken
     | AttemptDelayed
     | AttemptImpossible
+    | HookRestored
+    | HookNotRestored
     | ResultWritten
     | ResultFailed
     | ReleaseEnded

@@ -30,6 +30,7 @@ from holdfast.coordinator.totals import Tally, Totals
 from holdfast.coordinator.views import SubtaskView, VertexView
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import OperatorSubtaskState
+from holdfast.statebackends.snapshot.metadata import HookState
 
 _RANK = {
     TaskState.CREATED: 0,
@@ -329,6 +330,9 @@ PREPARE_RETRY_MS = 500
 PREPARE_TRIES_MAX = 60
 """Tries to prepare one attempt while storage fails; then the job fails with the storage's error."""
 
+HOOK_TRIES_MAX = 5
+"""Tries to take a master hook back to the checkpoint of one attempt; then the job fails with the hook's error."""
+
 
 class NextAttempt:
     """The attempt that is prepared and deployed next. `number` is the job's attempt from the moment the older one is fenced."""
@@ -347,12 +351,15 @@ class NextAttempt:
         self._under_way = False
         self._retry_ms: int | None = None
         self._tries = 0
+        self._hook_tries = 0
+        self._hooks_missing: frozenset[str] = frozenset()
+        """Master hooks that are not back at its checkpoint."""
         self.deployments: dict[int, Deployment] = {}
         """Deployments by slot; empty until deployed."""
 
     @property
     def is_prepared(self) -> bool:
-        return self._states is not None
+        return self._states is not None and not self._hooks_missing
 
     @property
     def retry_ms(self) -> int | None:
@@ -372,6 +379,32 @@ class NextAttempt:
         if event.attempt == self.number:
             self._under_way = False
             self._states, self._finished, self._in_flight = event.states, event.finished, event.in_flight
+            self._restore_hooks({state.name: state for state in event.hooks})
+
+    def _restore_hooks(self, stored: Mapping[str, HookState]) -> None:
+        """Take the job's master hooks back to the checkpoint, before any task is deployed. States of others are dropped."""
+        config = self._graph.config
+        self._hooks_missing = frozenset(config.master_hooks)
+        self._under_way = bool(self._hooks_missing)
+        checkpoint_id = self.restore.checkpoint_id if self.restore is not None else 0
+        self._turn.out += [
+            job_actions.RestoreHook(self.number, name, checkpoint_id, stored.get(name), config.master_hook_timeout_ms)
+            for name in sorted(self._hooks_missing)
+        ]
+
+    def hook_restored(self, event: job_events.HookRestored) -> None:
+        if event.attempt == self.number:
+            self._hooks_missing -= {event.name}
+            self._under_way = bool(self._hooks_missing)
+
+    def hook_not_restored(self, event: job_events.HookNotRestored) -> bool:
+        """A hook failed: prepare anew later; False after HOOK_TRIES_MAX. What comes for another try is ignored."""
+        if event.attempt != self.number or event.name not in self._hooks_missing:
+            return True
+        self._states, self._hooks_missing, self._under_way = None, frozenset(), False
+        self._hook_tries += 1
+        self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
+        return self._hook_tries < HOOK_TRIES_MAX
 
     def taken(self, event: job_events.AttemptTaken) -> None:
         """An older leader has recorded the number: go on with the next one."""

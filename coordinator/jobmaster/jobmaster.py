@@ -32,6 +32,7 @@ from holdfast.coordinator.checkpoints.actions import CompleteRequest
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
+from holdfast.coordinator.ha.retention import Retention
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.actions import Action
@@ -46,7 +47,7 @@ from holdfast.coordinator.jobmaster.series import SubtaskSeries
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
-from holdfast.coordinator.notes import Note, RequestEnded
+from holdfast.coordinator.notes import DrillEnded, LabelChanged, Note, RequestEnded
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotLeaderError, ProtocolError
 from holdfast.statebackends.layout import savepoint_folder
@@ -241,6 +242,11 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._change_settings(event))
             case job_events.ConfigWritten() | job_events.ConfigTaken() | job_events.ConfigFailed():
                 self._settings_outcome(event)
+            case job_events.LabelNoted():
+                self._turn.notes.append(LabelChanged(event.checkpoint_id, event.label, event.removed))
+                self._pass_on(events.LabelsChanged(event.checkpoint_id, event.labelled))
+            case job_events.DrillNoted():
+                self._turn.notes.append(DrillEnded(event.drill.facts()))
             case job_events.CancelRequested():
                 self._call(event.ticket, self._cancel)
             case job_events.DriverLeft():
@@ -261,15 +267,17 @@ class JobMaster:
                 | job_events.AttemptTaken()
                 | job_events.AttemptDelayed()
                 | job_events.AttemptImpossible()
+                | job_events.HookRestored()
+                | job_events.HookNotRestored()
                 | job_events.ResultWritten()
                 | job_events.ResultFailed()
             ):
                 self._lifecycle_event(event)
             case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
                 self._pass_on(event)
-            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed():
+            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed() | events.HookAnswered() | events.HookFailed():
                 self._pass_on(event)
-            case events.CheckpointDropped() | events.DropFailed():
+            case events.CheckpointDropped() | events.CheckpointKept() | events.DropFailed():
                 self._pass_on(event)
             case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
                 self._pass_on(event)
@@ -284,6 +292,8 @@ class JobMaster:
         | job_events.AttemptTaken
         | job_events.AttemptDelayed
         | job_events.AttemptImpossible
+        | job_events.HookRestored
+        | job_events.HookNotRestored
         | job_events.ResultWritten
         | job_events.ResultFailed,
     ) -> None:
@@ -304,6 +314,10 @@ class JobMaster:
                     self.lifecycle.impossible(HoldfastError(event.message))
             case job_events.AttemptImpossible():
                 self.lifecycle.impossible(event.error)
+            case job_events.HookRestored():
+                self.lifecycle.next.hook_restored(event)
+            case job_events.HookNotRestored():
+                self.lifecycle.hook_not_restored(event)
             case job_events.ResultWritten():
                 self.lifecycle.result_written(event)
             case job_events.ResultFailed():
@@ -379,6 +393,8 @@ class JobMaster:
         execution = self.lifecycle.execution
         if execution is not None and event.message.attempt == execution.attempt:
             execution.measure(event.message.metrics)
+            if execution.attempt == self.lifecycle.attempt:
+                self.lifecycle.heard_of(event.message.metrics)
             self.watermarks.report(execution.attempt, event.message.metrics, self._turn.now_ms)
             self.series.sample(execution.attempt, event.message.metrics, self._turn.now_ms, self._turn.wall_ms)
         return self.setup.epoch
@@ -579,7 +595,7 @@ class JobMaster:
                 self.lifecycle.stop_leading(action.message)
             case actions.AnswerAcks():
                 pass  # acknowledgements come through _feed, which returns the answers
-            case actions.WriteClaim() | actions.WriteMetadata() | actions.WriteAborted():
+            case actions.WriteClaim() | actions.TriggerHook() | actions.WriteMetadata() | actions.WriteAborted():
                 self._turn.out.append(action)
             case actions.DiscardState() | actions.DropCheckpoint():
                 self._turn.out.append(action)
@@ -641,7 +657,7 @@ def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> 
 
 def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
     return CompletedCheckpointStore(
-        setup.graph.config.retained_checkpoints,
+        Retention.of(setup.graph.config),
         setup.completed,
         setup.aborted,
         restored_id=setup.base.checkpoint_id if setup.base is not None else 0,

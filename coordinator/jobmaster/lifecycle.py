@@ -7,7 +7,7 @@ and streams; `slots.py` does."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.barriers.messages import (
     CancelTasks,
@@ -17,6 +17,7 @@ from holdfast.barriers.messages import (
     FinishTasks,
     NotifyCheckpointComplete,
     ShutdownWorker,
+    SubtaskMetrics,
     SubtaskStatus,
     TaskState,
     clip,
@@ -34,10 +35,10 @@ from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure, i
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, StateChanged
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, FirstRecords, StateChanged
 from holdfast.coordinator.totals import Totals, derive_job_totals, reached
 from holdfast.coordinator.views import RestoredView
-from holdfast.statebackends.errors import HoldfastError, InvariantError
+from holdfast.statebackends.errors import HoldfastError, InvariantError, MasterHookError
 
 FINAL_RETRY_MS = 200
 """Delay before a failed final checkpoint is requested again."""
@@ -86,6 +87,9 @@ class Lifecycle:
         self.end_wall_ms = -1
         self._restart_at_ms = 0
         self._restart_wall_ms = -1
+        self._fenced_at_ms: int | None = None
+        self._awaiting_records_since_ms: int | None = None
+        """When the attempt was deployed; None once it has told records, and behind a change of leaders."""
         self._reconcile_until_ms: int | None = None
         self._final_pending = False
         self._final_retry_ms: int | None = None
@@ -205,10 +209,22 @@ class Lifecycle:
         slot.reported_attempt = max(slot.reported_attempt, reported)
         if not changed or self.execution.attempt != self.attempt:
             return
+        self.heard_of(status.metrics for status in changed if status.metrics is not None)
         backlog = self.execution.is_processing_backlog
         self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states(), backlog=backlog))
         if self.is_deployed:
             self._detect_failure(slot, changed)
+
+    def heard_of(self, metrics: Iterable[SubtaskMetrics]) -> None:
+        """Counters of the attempt: note the first that tell of records."""
+        since_ms = self._awaiting_records_since_ms
+        if since_ms is None or not any(each.records_in or each.records_out for each in metrics):
+            return
+        self._awaiting_records_since_ms = None
+        now_ms, fenced_ms = self._turn.now_ms, self._fenced_at_ms
+        since_failure_ms = now_ms - fenced_ms if fenced_ms is not None else -1
+        interval_ms = self._setup.graph.config.heartbeat_interval_ms
+        self._turn.notes.append(FirstRecords(self.attempt, now_ms - since_ms, since_failure_ms, interval_ms))
 
     def _detect_failure(self, slot: Slot, changed: Sequence[SubtaskStatus]) -> None:
         for status in changed:
@@ -258,6 +274,7 @@ class Lifecycle:
 
     def _fence_attempt(self, why: str) -> None:
         fenced = self.attempt
+        self._fenced_at_ms, self._awaiting_records_since_ms = self._turn.now_ms, None
         self.next = NextAttempt(self._setup.graph, fenced + 1, self._turn)
         self.finish_sent = self._scheduled = self._final_pending = False
         self._inbox.append(events.JobFailing(why))
@@ -286,6 +303,16 @@ class Lifecycle:
         """Fail the job: its snapshot is damaged or does not fit. Falling back to an older one is the user's decision."""
         self.exceptions.record(Failure(f"{type(error).__name__}: {error}"), self.attempt, self._turn.wall_ms)
         self.end(JobState.FAILED, f"{type(error).__name__}: {error}")
+
+    def hook_not_restored(self, event: job_events.HookNotRestored) -> None:
+        """A master hook is not back at the attempt's checkpoint. No task runs without that; another try may succeed."""
+        if event.attempt != self.attempt:
+            return
+        error = event.error
+        if not self.next.hook_not_restored(event) and error is None:
+            error = MasterHookError(f"master hook {event.name!r} could not be restored: {event.message}", hooks=[event.name])
+        if error is not None:
+            self.impossible(error)
 
     # -------------------------------------------------------------------------------------------------------- advance
 
@@ -333,6 +360,7 @@ class Lifecycle:
             self._coordinator.stats.restored(view)
         point = (restored.checkpoint_id, restored.folder, restored.is_savepoint) if restored is not None else (0, "", False)
         self._turn.notes.append(AttemptDeployed(self.attempt, *point, replayed))
+        self._awaiting_records_since_ms = self._turn.now_ms
         deployments = self.next.deploy(self._slot_pool.data_ports(), self._draw_secret())
         for slot in self._slot_pool.slots:
             self._slot_pool.send(slot, Deploy(deployments[slot.index]))

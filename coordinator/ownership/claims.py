@@ -36,11 +36,12 @@ from holdfast.coordinator.ha.records import (
     encode_record,
     is_job_id,
 )
+from holdfast.coordinator.ha.retention import Retention
 from holdfast.coordinator.ha.snapshots import rebase
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, put_once, read_job, read_optional, read_submission
+from holdfast.coordinator.ownership.labels import Mark, begin_deletion, is_of_folder, kept_error, read_register
 from holdfast.statebackends.errors import (
     CorruptStateError,
-    HoldfastError,
     InvalidConfigError,
     NotFoundError,
     ObjectMissingError,
@@ -60,7 +61,7 @@ from holdfast.statebackends.layout import (
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
-from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, PutIfAbsent, StatFile
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFiles, ListFolder, StatFile
 
 STARTING_MS_MAX = 600_000
 """After this time a claim without a recorded submission counts as cut off. A claimant that goes on even then is fenced."""
@@ -136,9 +137,12 @@ def refuse_to_give(job: RecordedJob, checkpoint_id: int) -> str:
     record = job.newest_submission
     kept = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point]
     kept = [each for each in kept if each.kind is not CheckpointKind.STOP_SAVEPOINT]
-    limit = record.graph.config.retained_checkpoints if record is not None else 1
+    retention = Retention.of(record.graph.config) if record is not None else Retention(1)
+    times = {each.checkpoint_id: each.decision.timestamp_ms for each in kept if isinstance(each.decision, Completed)}
+    dated = [(each.checkpoint_id, times.get(each.checkpoint_id, 0)) for each in kept]
+    chosen = retention.choose(dated, max(times.values(), default=0))
     leaving = {each.checkpoint_id for each in find_leftovers(job)}
-    if checkpoint_id in leaving or checkpoint_id not in [each.checkpoint_id for each in kept[-limit:]]:
+    if checkpoint_id in leaving or checkpoint_id not in chosen:
         return "its job does not retain it"
     return ""
 
@@ -234,7 +238,7 @@ def _become_owner(folder: str, mine: OwnerRecord) -> Flow[tuple[str, str]]:
     for _ in range(CLAIM_TRIES_MAX):
         number, existing = yield from _newest_owner(folder)
         path = f"{folder}/{owner_name(max(number, 1))}"
-        if existing is not None and (yield from _is_of_folder(existing, folder, mine.nonce)):
+        if existing is not None and (yield from is_of_folder(existing.folder, folder, mine.nonce)):
             if _is_same_job(existing, mine) and not (yield from _has_returned(existing, mine)):
                 return path, existing.nonce
             yield from give_back(existing, mine, folder)
@@ -266,27 +270,6 @@ def _has_returned(existing: OwnerRecord, mine: OwnerRecord) -> Flow[bool]:
     if not mine.job_id:
         return False
     return existing.nonce in (yield from read_job(JobPaths(mine.job_id))).returned
-
-
-def _is_of_folder(existing: OwnerRecord, folder: str, nonce: str) -> Flow[bool]:
-    """Whether a record is of this folder, by any name, and not of one that this is a copy of: a file that is made here is seen
-    there.
-
-    A location that this storage can't have is another folder. Raises StorageUnavailableError if storage can't tell: a copy would
-    otherwise be assumed, and the snapshot taken from its owner."""
-    if existing.folder in ("", folder):
-        return True
-    probe = f"_probe-{nonce}"
-    yield PutIfAbsent(f"{folder}/{probe}", b"")
-    try:
-        seen = (yield StatFile(f"{existing.folder}/{probe}")) is not None
-    except InvalidConfigError:
-        seen = False
-    except HoldfastError:
-        yield DeleteFile(f"{folder}/{probe}")
-        raise
-    yield DeleteFile(f"{folder}/{probe}")
-    return seen
 
 
 def give_back(existing: OwnerRecord, taker: OwnerRecord, folder: str) -> Flow[None]:
@@ -405,8 +388,7 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: s
             return check_owner(existing, mine, folder)
         reason = refuse_to_give(job, place.checkpoint_id) if existing is None else ""  # else it is not that job's any more
         if reason and not mine.job_id:
-            message = f"{folder} is a checkpoint of job {place.job_id}, which deletes it by itself: {reason}"
-            raise SnapshotClaimedError(message, path=folder, owner=place.job_id)
+            raise _keeps(folder, place.job_id, reason)
         if reason:
             raise SnapshotClaimedError(
                 f"snapshot {folder} can't be claimed: {reason}. Take a savepoint, copy it (holdfast snapshot copy), or use "
@@ -430,23 +412,31 @@ def _take_from_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: s
     )
 
 
-def release_snapshot(folder: str, claim: str) -> Flow[None]:
-    """Delete a snapshot that this claim owns, and no other; idempotent."""
+def release_snapshot(folder: str, claim: str, now_ms: int = 0) -> Flow[None]:
+    """Delete a snapshot that this claim owns, and no other; idempotent. One that has a label stays: the next recovery of its owner
+    behind the label's removal deletes it. `now_ms`: wall clock."""
     _, owner = yield from _newest_owner(folder)
     if owner is not None:
-        if owner.nonce == claim:
+        if owner.nonce == claim and not (yield from begin_deletion(folder, Mark(claim, now_ms))):
             yield from delete_owned(folder)
         return
     place = job_folder(folder)
     if place is not None:
-        yield from rebase(_delete_given(place, claim), place.root)
+        yield from rebase(_delete_given(place, claim, now_ms), place.root)
 
 
 def holds_claim(folder: str, claim: str) -> Flow[bool]:
-    """Whether files of a snapshot that this claim owns are left."""
+    """Whether files of a snapshot that this claim owns are left, and no label keeps it."""
     _, owner = yield from _newest_owner(folder)
     owner = owner or (yield from find_owner(folder))
     if owner is None or owner.nonce != claim:
+        return False
+    place = job_folder(folder)
+    if place is not None:
+        register = yield from rebase(read_register(JobPaths(place.job_id).checkpoint(place.checkpoint_id)), place.root)
+    else:
+        register = yield from read_register(folder)
+    if register is not None and register.labels:
         return False
     files: list[str] = yield ListFiles(folder)
     return bool(files)
@@ -455,7 +445,8 @@ def holds_claim(folder: str, claim: str) -> Flow[bool]:
 def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
     """Delete a savepoint for its user, or a checkpoint that its ended job retains; idempotent after a crash.
 
-    Raises SnapshotClaimedError if a job owns it and may need it, NotFoundError if there is no snapshot."""
+    Raises SnapshotClaimedError if a job owns it and may need it, SnapshotLabelledError if it has a label, NotFoundError if there is
+    no snapshot."""
     mine = OwnerRecord("", "", nonce, now_ms, folder=folder)
     place = yield from _jobs_own(folder)
     if place is not None:
@@ -465,14 +456,24 @@ def dispose_snapshot(folder: str, nonce: str, now_ms: int) -> Flow[None]:
     yield from check_name(folder)
     for _ in range(CLAIM_TRIES_MAX):
         number, existing = yield from _newest_owner(folder)
-        if existing is not None and (yield from _is_of_folder(existing, folder, nonce)):
+        if existing is not None and (yield from is_of_folder(existing.folder, folder, nonce)):
             if not existing.job_id:
+                yield from _begin(folder, mine)
                 yield from delete_owned(folder)
                 return
             yield from give_back(existing, mine, folder)
         yield from _check_snapshot(folder)
+        yield from _begin(folder, mine)
         yield from put_once(f"{folder}/{owner_name(number + 1)}", encode_record(mine))
     raise SnapshotClaimedError(f"snapshot {folder} is being claimed all the time", path=folder, owner="")
+
+
+def _begin(folder: str, mine: OwnerRecord) -> Flow[None]:
+    """Begin a deletion, before a record says that it is under way: what has one is deleted whatever its labels are. Raises
+    SnapshotLabelledError."""
+    labels = yield from begin_deletion(folder, Mark(mine.nonce, mine.created_ms))
+    if labels:
+        raise kept_error(folder, labels)
 
 
 def _check_snapshot(folder: str) -> Flow[None]:
@@ -488,6 +489,8 @@ def _check_snapshot(folder: str) -> Flow[None]:
 def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: str) -> Flow[None]:
     """Delete a checkpoint of an ended job, and its shared files that no other checkpoint refers to, now or later."""
     paths = JobPaths(place.job_id)
+    yield from _check_takeable(paths, place, folder, returned)
+    yield from _begin(paths.checkpoint(place.checkpoint_id), mine)
     yield from _take_from_job(place, folder, mine, returned)
     found = (yield from read_job(paths)).checkpoints.get(place.checkpoint_id)
     decision = found.decision if found is not None else None
@@ -495,6 +498,23 @@ def _dispose_of_job(place: JobFolder, folder: str, mine: OwnerRecord, returned: 
     yield from drop_checkpoint(paths, place.checkpoint_id)
     job = yield from read_job(paths)
     yield from discard_shared(paths, [name for name in derive_shared_garbage(job) if name in names])
+
+
+def _check_takeable(paths: JobPaths, place: JobFolder, folder: str, returned: str) -> Flow[None]:
+    """Raise what a taker without a job would be told: the register of labels is for what is deleted then. A job that begins in
+    between keeps its checkpoint, which can have no label any more."""
+    job = yield from read_job(paths)
+    existing = job.given.get(place.checkpoint_id)
+    if existing is not None and existing.nonce != returned and existing.job_id:
+        raise _claimed(existing, folder)
+    if existing is None and (reason := refuse_to_give(job, place.checkpoint_id)):
+        raise _keeps(folder, place.job_id, reason)
+
+
+def _keeps(folder: str, job_id: str, reason: str) -> SnapshotClaimedError:
+    return SnapshotClaimedError(
+        f"{folder} is a checkpoint of job {job_id}, which deletes it by itself: {reason}", path=folder, owner=job_id
+    )
 
 
 def delete_owned(folder: str) -> Flow[None]:
@@ -509,11 +529,13 @@ def delete_owned(folder: str) -> Flow[None]:
     yield DeleteFolder(folder)  # with the newest `_owner`: until the end the files are that one's
 
 
-def _delete_given(place: JobFolder, claim: str) -> Flow[None]:
-    """Delete the folder of a claimed checkpoint; shared files stay the job's. The record of the claim stays, and ids are never used
-    twice: a repeated deletion hits nothing else."""
+def _delete_given(place: JobFolder, claim: str, now_ms: int) -> Flow[None]:
+    """Delete the folder of a claimed checkpoint, its `_claim` first, since no label is given without it; shared files
+    stay the job's. The record of the claim stays, and ids are never used twice: a repeated deletion hits nothing else."""
     paths = JobPaths(place.job_id)
     job = yield from read_job(paths)
     owner = job.given.get(place.checkpoint_id)
-    if owner is not None and owner.nonce == claim:
-        yield DeleteFolder(paths.checkpoint(place.checkpoint_id))
+    folder = paths.checkpoint(place.checkpoint_id)
+    if owner is not None and owner.nonce == claim and not (yield from begin_deletion(folder, Mark(claim, now_ms))):
+        yield DeleteFile(claim_path(folder))
+        yield DeleteFolder(folder)

@@ -22,6 +22,7 @@ from holdfast.statebackends.layout import (
     FSCK_FOLDER,
     HISTORY_FOLDER,
     INPUT_MANIFEST,
+    LABELS_FOLDER,
     METADATA_NAME,
     SHARED_FOLDER,
     SINKS_FOLDER,
@@ -34,6 +35,7 @@ from holdfast.statebackends.layout import (
     is_job_record,
     parse_checkpoint_name,
     parse_history_name,
+    parse_label_name,
     part_path,
     writer_of,
 )
@@ -198,6 +200,8 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
     number = parse_checkpoint_name(top)
     if number is not None and rest:
         return OwnerKind.CHECKPOINTS, _of_checkpoint(evidence, number, rest, path, claims)
+    if top == LABELS_FOLDER and rest.isdecimal():
+        return OwnerKind.RECORDS, _of_mark(evidence, int(rest))
     if is_job_record(name):
         return OwnerKind.RECORDS, _owned("the job")
     if top == HISTORY_FOLDER and parse_history_name(rest) is not None:
@@ -211,6 +215,15 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
     if top == SINKS_FOLDER and rest:
         return OwnerKind.SINKS, _owned("the sink")
     return OwnerKind.UNKNOWN, _owned("not known")
+
+
+def _of_mark(evidence: JobEvidence, number: int) -> _Verdict:
+    """The file that says that an id may have labels: it goes with the id."""
+    if evidence.job is None:
+        return _owned(f"not known: {evidence.damage}")
+    if number in evidence.job.checkpoints:
+        return _owned(f"labels of checkpoint {number}")
+    return _orphaned(f"checkpoint {number}, whose labels it told of, was deleted")
 
 
 def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, claims: Claims) -> _Verdict:
@@ -237,7 +250,7 @@ def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, cla
 
 
 def _of_decided(evidence: JobEvidence, number: int, name: str, decision: Decision | None) -> _Verdict:
-    if name in (CLAIM_NAME, METADATA_NAME):
+    if name in (CLAIM_NAME, METADATA_NAME) or parse_label_name(name) is not None:
         return _owned(f"checkpoint {number}")
     match decision:
         case Unreadable():

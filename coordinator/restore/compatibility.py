@@ -22,6 +22,7 @@ from holdfast.statebackends.errors import (
     BackendMismatchError,
     HoldfastError,
     IncompatibleStateError,
+    MasterHookError,
     MaxParallelismError,
     RestoreError,
     UnclaimedStateError,
@@ -60,6 +61,8 @@ class CompatibilityResult:
     """Uid -> states that the operator no longer declares."""
     repeats: tuple[str, ...] = ()
     """What checkpoints at least once, of the job or behind the snapshot, mean for its records."""
+    dropped_hooks: tuple[str, ...] = ()
+    """Master hooks whose state no hook of the job claims."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -79,6 +82,7 @@ class CompatibilityResult:
                 said.append(f"{who}: {', '.join(pickled)} is pickled: only the classes that wrote it can read it")
             if found.uid_generated and (found.states or found.size):
                 said.append(f"{who} has no uid of its own, and its state is lost when the graph changes: set .uid()")
+        said += [f"master hook {name!r} is not among the job's: its state is dropped" for name in self.dropped_hooks]
         return (*said, *self.repeats)
 
 
@@ -87,9 +91,9 @@ def check_compatibility(
 ) -> CompatibilityResult:
     """Compare `_metadata` with a job's graph; reads no file.
 
-    Refusals: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, InFlightStateError (whatever
-    is allowed), CorruptStateError for channels that can't have been, and RestoreError if subtasks of a union state had finished
-    (docs/invariants.md, L08)."""
+    Refusals: UnclaimedStateError, IncompatibleStateError, BackendMismatchError, MaxParallelismError, MasterHookError,
+    InFlightStateError (whatever is allowed), CorruptStateError for channels that can't have been, and RestoreError if subtasks of
+    a union state had finished (docs/invariants.md, L08)."""
     stored = {operator.uid: operator for operator in metadata.operators}
     declared = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and has_state(state)}
@@ -114,9 +118,12 @@ def check_compatibility(
             vertices.append(vertex)
     adopted = msgspec.structs.replace(graph, vertices=tuple(vertices))
     found += check_in_flight(metadata.in_flight, metadata.graph, adopted, checkpoint_id=metadata.checkpoint_id)
+    lost_hooks = tuple(hook.name for hook in metadata.hooks if hook.name not in graph.config.master_hooks)
+    if lost_hooks and not allow_non_restored_state:
+        found.append(_unclaimed_hooks(lost_hooks))
     operators = tuple(_operator_findings(stored, adopted, findings))
     refusals = tuple(Refusal.of(error) for error in found)
-    return CompatibilityResult(adopted, operators, refusals, dropped, dropped_states, _repeats(metadata, adopted))
+    return CompatibilityResult(adopted, operators, refusals, dropped, dropped_states, _repeats(metadata, adopted), lost_hooks)
 
 
 def _repeats(metadata: SnapshotMetadata, graph: JobGraph) -> tuple[str, ...]:
@@ -288,6 +295,14 @@ def _backend_mismatches(stored: OperatorState, native: str | None, backend: str)
         for owner in sorted(owners)
         if _FAMILIES.get(owner, owner) != _FAMILIES.get(backend, backend)
     ]
+
+
+def _unclaimed_hooks(names: Sequence[str]) -> MasterHookError:
+    return MasterHookError(
+        f"the snapshot holds state of master hooks that the job does not name: {', '.join(map(repr, names))}. "
+        "Name them in master_hooks, or drop that state with allow_non_restored_state=True.",
+        hooks=list(names),
+    )
 
 
 def _unclaimed_operators(

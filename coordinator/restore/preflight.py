@@ -153,6 +153,7 @@ _GRAVEST = (
     errors.MaxParallelismError,
     errors.UnclaimedStateError,
     errors.InFlightStateError,
+    errors.MasterHookError,
     errors.SinkMovedError,
     errors.CommittablesLeftError,
     errors.OutputMayRepeatError,

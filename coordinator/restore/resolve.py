@@ -1,4 +1,4 @@
-"""Flows that resolve the snapshot of a submission: the newest, the newest readable one, or one by its id or path.
+"""Flows that resolve the snapshot of a submission: the newest, the newest readable one, or one by its id, label or path.
 
 They also find whether a restore goes back behind output that may be committed, and which job committed it (docs/invariants.md,
 I22). They only read, and do not decide whether the snapshot fits the job."""
@@ -25,6 +25,7 @@ from holdfast.coordinator.ha.records import AbortRecord, RestorePoint, Savepoint
 from holdfast.coordinator.ha.snapshots import check_files, load_snapshot
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.claims import derive_releases, find_leftovers
+from holdfast.coordinator.ownership.labels import RESTORE_PREFIX, find_kept, find_label, read_labels
 from holdfast.coordinator.restore.preflight import SkippedFinding
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import (
@@ -68,15 +69,17 @@ class Resolved:
 
 
 def is_path(restore: str) -> bool:
-    """Whether `restore` is a path: none of the words for the job's own checkpoints, and no id."""
-    return restore not in (LATEST, LATEST_READABLE) and not restore.isdecimal()
+    """Whether `restore` is a path: none of the words for the job's own checkpoints, no id and no label."""
+    return not (restore in (LATEST, LATEST_READABLE) or restore.isdecimal() or restore.startswith(RESTORE_PREFIX))
 
 
-def _without_leftovers(job: RecordedJob) -> RecordedJob:
+def _without_leftovers(job: RecordedJob, labelled: Collection[int] = ()) -> RecordedJob:
     """The job without the checkpoints that its end deletes: they can't be restored, deleted already or not.
 
+    `labelled`: those that a label keeps.
+
     Savepoints of its own that it claimed and subsumed are left out, too: their records stay, for queries, and their files don't."""
-    leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}
+    leaving = {checkpoint.checkpoint_id for checkpoint in find_leftovers(job)}.difference(labelled)
     released = _released(job)
     kept = {
         number: checkpoint
@@ -96,7 +99,10 @@ def resolve_snapshot(job: RecordedJob, submission: Submission) -> Flow[Resolved]
 
     Raises InvalidConfigError, JobExistsError, NotFoundError, RestoreError, CorruptStateError."""
     released = _released(job)
-    job = _without_leftovers(job)
+    if submission.restore is not None and (submission.restore.isdecimal() or submission.restore.startswith(RESTORE_PREFIX)):
+        job = _without_leftovers(job, (yield from find_kept(job)))
+    else:
+        job = _without_leftovers(job)
     if submission.restore == LATEST_READABLE:
         return (yield from _latest_readable(job, submission, released))
     return Resolved((yield from _resolve(job, submission)))
@@ -115,6 +121,9 @@ def _resolve(job: RecordedJob, submission: Submission) -> Flow[RestorePoint | No
         return latest
     if restore.isdecimal():
         return _by_id(job, restore)
+    if restore.startswith(RESTORE_PREFIX):
+        known = yield from read_labels(JobPaths(job.job_id), job.labelled)
+        return _by_id(job, str(find_label(job.job_id, known, restore.removeprefix(RESTORE_PREFIX)).checkpoint_id))
     return (yield from _by_path(restore))
 
 
@@ -211,7 +220,8 @@ def _by_path(location: str) -> Flow[RestorePoint]:
     folder = folder_of_snapshot(location)
     if not is_absolute_folder(folder):
         raise InvalidConfigError(
-            f"restore={location!r} is neither 'latest', 'latest-readable', nor a checkpoint id, nor an absolute path or URL",
+            f"restore={location!r} is neither 'latest', 'latest-readable', nor a checkpoint id, nor label:NAME, "
+            "nor an absolute path or URL",
             setting="restore",
         )
     path = metadata_path(folder)

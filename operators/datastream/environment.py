@@ -219,8 +219,8 @@ class Environment:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends. If this driver runs the job already with the
         same plan, its handle is returned; a different plan takes over from a checkpoint.
 
-        `restore`: `latest`, `latest-readable`, the id of a checkpoint, or the path of a snapshot (relative to the working
-        directory); for a folder of such a name write `./latest`.
+        `restore`: `latest`, `latest-readable`, the id of a checkpoint, `label:NAME` of one with a label, or the path of a snapshot
+        (relative to the working directory); for a folder of such a name write `./latest`.
         `fresh`: forget the stored state of an earlier job with this name.
         `claim_mode`: NO_CLAIM never changes the restored snapshot; with CLAIM the job owns it and deletes it once it is subsumed.
         `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
@@ -264,19 +264,25 @@ class Environment:
 
 
 RESTORE_WORDS = ("latest", "latest-readable")
-"""Values of `restore` besides a path and the id of a checkpoint."""
+"""Values of `restore` besides a path, the id of a checkpoint and a label."""
+RESTORE_LABEL = "label:"
+"""In front of a label."""
 
 
 def _restored_from(restore: Location | None) -> str | None:
     """Return the location in the form that the coordinator needs, whose working directory is a different one.
 
-    A text is one of RESTORE_WORDS, the id of a checkpoint, or else a path, whatever the working directory contains: write
+    A text is one of RESTORE_WORDS, the id of a checkpoint, a label, or else a path, whatever the working directory contains: write
     `./latest`, or pass a Path, for a folder with such a name. Raises InvalidConfigError for any other type."""
-    if restore is None or (isinstance(restore, str) and (restore in RESTORE_WORDS or restore.isdecimal())):
+    if restore is None or (isinstance(restore, str) and _is_word(restore)):
         return restore
     if not isinstance(restore, str | os.PathLike) or not os.fspath(restore):
         raise InvalidConfigError(f"restore={restore!r} is neither a text nor a path", setting="restore")
     return absolute_location(restore)
+
+
+def _is_word(restore: str) -> bool:
+    return restore in RESTORE_WORDS or restore.isdecimal() or restore.startswith(RESTORE_LABEL)
 
 
 def claim_mode_of(text: str) -> ClaimMode:

@@ -58,6 +58,12 @@ class Settings(TypedDict, total=False):
     latency_tracking_interval_ms: int
     combine_aggregates: bool
     checkpoint_interval_during_backlog_ms: int | None
+    retained_hourly: int
+    retained_daily: int
+    retained_within_ms: int
+    drill_interval_ms: int | None
+    master_hooks: tuple[str, ...]
+    master_hook_timeout_ms: int
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

@@ -29,6 +29,12 @@ VERSION = 1
 IN_FLIGHT_VERSION = 2
 """That of one with such records, which a reader of version 1 would lose."""
 
+HOOKS_VERSION = 3
+"""That of one with states of master hooks, with or without such records: a reader of an earlier version would lose them."""
+
+HOOK_STATE_BYTES_MAX = 262_144
+"""State of one master hook."""
+
 FINISHED_PROPERTY = "finished_tasks"
 """Property of `_metadata`: subtasks that had come to the end of their input, `vertex:subtask,...`."""
 
@@ -43,6 +49,16 @@ HEADER_BYTES_MAX = 200
 METADATA_BYTES_MAX = 1 << 30
 """Longest `_metadata` that is read; a longer file is not a snapshot's."""
 _TRAILER = b"}\n"
+
+
+class HookState(msgspec.Struct, frozen=True):
+    """State that a master hook gave for one checkpoint."""
+
+    name: str
+    version: int
+    """Of the state's format, as its hook numbers them; at least 0."""
+    state: bytes
+    """At most HOOK_STATE_BYTES_MAX; base64 in JSON."""
 
 
 class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,20 +85,34 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of the job graph, for tools and preflight; None: not known."""
     channels: tuple[ChannelState, ...] | msgspec.UnsetType = msgspec.UNSET
     """In-flight records; never empty, unset in a snapshot of version 1, and there is no version 2 without."""
+    master_hooks: tuple[HookState, ...] | msgspec.UnsetType = msgspec.UNSET
+    """States of master hooks, by name; never empty, unset in snapshots of versions 1 and 2, and there is no version 3 without."""
 
     @property
     def in_flight(self) -> tuple[ChannelState, ...]:
         """In-flight records, by edge and subtask."""
         return () if self.channels is msgspec.UNSET else self.channels
 
+    @property
+    def hooks(self) -> tuple[HookState, ...]:
+        """States of master hooks, by name."""
+        return () if self.master_hooks is msgspec.UNSET else self.master_hooks
+
     def without_in_flight(self) -> SnapshotMetadata:
-        """The same snapshot, of version 1."""
-        return msgspec.structs.replace(self, channels=msgspec.UNSET, version=VERSION)
+        """The same snapshot without in-flight records."""
+        return msgspec.structs.replace(self, channels=msgspec.UNSET, version=version_of(in_flight=False, hooks=bool(self.hooks)))
 
     @property
     def size(self) -> int:
         """Bytes of state, full."""
         return sum(operator.size for operator in self.operators)
+
+
+def version_of(*, in_flight: bool, hooks: bool) -> int:
+    """The format version of a snapshot: the lowest that says all that is in it."""
+    if hooks:
+        return HOOKS_VERSION
+    return IN_FLIGHT_VERSION if in_flight else VERSION
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -135,12 +165,12 @@ def _open_envelope(data: bytes, path: str) -> tuple[int, memoryview]:
     if header is None:
         raise _corrupt(path, _header_damage(data), "no snapshot header" if data else "the file is empty")
     version, length = int(header[1]), int(header[2])
-    if version not in (VERSION, IN_FLIGHT_VERSION):
+    if version not in (VERSION, IN_FLIGHT_VERSION, HOOKS_VERSION):
         raise UnsupportedVersionError(
-            f"{path}: snapshot format version {version} is not supported; this Holdfast reads up to version {IN_FLIGHT_VERSION}",
+            f"{path}: snapshot format version {version} is not supported; this Holdfast reads up to version {HOOKS_VERSION}",
             path=path,
             version=version,
-            supported=IN_FLIGHT_VERSION,
+            supported=HOOKS_VERSION,
         )
     expected = header.end() + length + len(_TRAILER)
     if len(data) < expected:
@@ -167,8 +197,10 @@ def _corrupt(path: str, position: int, reason: str) -> CorruptStateError:
 def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError]) -> None:
     if not metadata.job_id or not metadata.job_name:
         raise error("the job's id or name is empty")
-    if metadata.version != (IN_FLIGHT_VERSION if metadata.in_flight else VERSION):
-        raise error(f"version {metadata.version} with in-flight records of {len(metadata.in_flight)} channels' ends")
+    if metadata.version != version_of(in_flight=bool(metadata.in_flight), hooks=bool(metadata.hooks)):
+        holds = f"in-flight records of {len(metadata.in_flight)} channels' ends and {len(metadata.hooks)} states of master hooks"
+        raise error(f"version {metadata.version} with {holds}")
+    _validate_hooks(metadata.hooks, error)
     for channel in metadata.in_flight:
         if isinstance(channel.part, PlaceholderHandle):
             raise error(f"in-flight records of {channel.source!r}: {channel.part.path} is a placeholder that was never resolved")
@@ -192,3 +224,12 @@ def _validate(metadata: SnapshotMetadata, error: Callable[[str], HoldfastError])
             for part in chain(*(handle.parts for handle in subtask.keyed), (handle.part for handle in subtask.operator)):
                 if isinstance(part, PlaceholderHandle):
                     raise error(f"operator {operator.uid!r}: {part.path} is a placeholder that was never resolved")
+
+
+def _validate_hooks(hooks: tuple[HookState, ...], error: Callable[[str], HoldfastError]) -> None:
+    names = [hook.name for hook in hooks]
+    if "" in names or names != sorted(set(names)):
+        raise error(f"the names of master hooks are empty, repeated or out of order: {', '.join(map(repr, names))[:200]}")
+    for hook in hooks:
+        if len(hook.state) > HOOK_STATE_BYTES_MAX or hook.version < 0:
+            raise error(f"master hook {hook.name!r}: {len(hook.state)} bytes of version {hook.version} can't be its state")

@@ -47,6 +47,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
 from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.drills.records import DrillState, DrillView
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
@@ -54,6 +55,8 @@ from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.ownership.cost import CheckpointCost, Cost, Requests
+from holdfast.coordinator.ownership.labels import LabelList, LabelView, check_label
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
 from holdfast.coordinator.totals import OperatorTotals, Totals
 from holdfast.coordinator.views import (
@@ -264,6 +267,17 @@ class FakeSubscription:
         self._notify()
 
 
+def make_drill(checkpoint_id: int, state: DrillState = DrillState.RUNNING) -> DrillView:
+    return DrillView("d" * 32, checkpoint_id, CheckpointKind.CHECKPOINT, f"/state/{JOB}/chk-{checkpoint_id}", state, "user", 8_000)
+
+
+def make_cost() -> Cost:
+    """One checkpoint of 3 GiB, of which 1 GiB is shared, each minute."""
+    one = CheckpointCost(7, "checkpoint", ("x",), 2 << 30, 1 << 30, 10, 4)
+    requests = Requests(60.0, 600.0, 180.0, 60.0, 500.0)
+    return Cost(JOB, 9_000, 4 << 30, 2 << 30, 1 << 30, 0, 1 << 30, 12, 6, 600, (one,), requests)
+
+
 @dataclass
 class FakeCoordinator:
     """Answers from its fields; raises `error` instead, once it is set."""
@@ -283,6 +297,9 @@ class FakeCoordinator:
     places: SavepointPlaces = field(default_factory=SavepointPlaces)
     moments: Moment = field(default_factory=lambda: Moment(1_700_000_000_000, "a-tag"))
     pressure: tuple[SubtaskMetrics, ...] = ()
+    labelled: dict[str, LabelView] = field(default_factory=dict)
+    drilled: list[DrillView] = field(default_factory=list)
+    costs: Cost = field(default_factory=lambda: make_cost())
 
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
@@ -458,6 +475,35 @@ class FakeCoordinator:
     def history(self, job_id: str, query: HistoryQuery) -> HistoryPage:
         self._called("history", job_id, query)
         return self.page
+
+    def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
+        self._called("drill", job_id, checkpoint_id)
+        self.drilled.insert(0, make_drill(checkpoint_id or 7))
+        return self.drilled[0]
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        self._called("drills", job_id)
+        return tuple(self.drilled)
+
+    def cost(self, job_id: str) -> Cost:
+        self._called("cost", job_id)
+        return self.costs
+
+    def labels(self, job_id: str) -> LabelList:
+        self._called("labels", job_id)
+        return LabelList(tuple(self.labelled.values()))
+
+    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
+        self._called("add_label", job_id, checkpoint_id, label)
+        check_label(label)
+        kind = CheckpointKind.CHECKPOINT
+        return self.labelled.setdefault(label, LabelView(label, checkpoint_id, kind, f"/state/{job_id}/chk-{checkpoint_id}", 7_000))
+
+    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> tuple[LabelView, ...]:
+        self._called("remove_label", job_id, label, checkpoint_id)
+        if label not in self.labelled:
+            raise NotFoundError(f"job {job_id} has no label {label!r}; it has none", job=job_id)
+        return (self.labelled.pop(label),)
 
     def health(self, job_id: str) -> HealthView:
         self._called("health", job_id)

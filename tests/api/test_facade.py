@@ -45,7 +45,9 @@ ERRORS_SINCE = {
     "TransportSecurityError",
     "WorkerBusyError",
     "WorkerSilentError",
+    "SnapshotLabelledError",
     "InFlightStateError",
+    "MasterHookError",
     "InvalidRecordError",
     "InvalidRowError",
     "InvalidSplitError",
@@ -71,6 +73,8 @@ ERRORS_SINCE = {
 }
 
 NAMES_SINCE = {
+    "HookCheckpoint",
+    "MasterHook",
     "DeltaSink",
     "IcebergSink",
     "NatsSink",
@@ -153,6 +157,7 @@ NAMES_SINCE = {
 INTERNAL_ERRORS = {
     "UntrustedError": "a worker logs what it says and asks again",
     "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
+    "HookError": "ends the process of a master hook; the checkpoint's failure has its text",
     "FlowCancelledError": "ends a pool's work inside a worker; who cancelled it drops it",
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",

@@ -6,6 +6,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, Hi
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import JobPaths
-from tests.api.fakes import JOB, FakeCoordinator, Served
+from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 
 STATE = {"state": "RUNNING", "previous": "CREATED", "reason": ""}
 PAGE = HistoryPage(
@@ -50,6 +51,32 @@ def test_a_page_of_the_newest_says_how_to_go_on(served: Served, coordinator: Fak
     refused = served.request("GET", f"/v1/jobs/{JOB}/history?before=3-x")
     assert (refused.status, json.loads(refused.headers["X-Holdfast-Fields"])) == (400, {"setting": "before"})
     served.json("GET", f"/v1/jobs/{JOB}/history?before=3-7&after=1-1", status=400)
+
+
+RESTART: dict[str, Any] = {"attempt": 2, "checkpoint_id": 41, "savepoint": False, "replayed": 8_204}
+FAILURE: dict[str, Any] = {"attempt": 1, "error": "Boom: bang", "restarts": 1, "restart_in_ms": 250, "slot": 2}
+FIRST: dict[str, Any] = {"attempt": 2, "since_deployed_ms": 700, "since_failure_ms": 1_200, "heartbeat_ms": 2_000}
+
+
+def test_failures_are_one_number_in_rest_client_and_command_line(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = tuple(
+        HistoryEntry(3, number, 1_700_000_000_000 + number, kind, facts)
+        for number, (kind, facts) in enumerate([("failure", FAILURE), ("restart", RESTART), ("first_record", FIRST)], 7)
+    )
+    coordinator.page = HistoryPage(entries, as_of_ms=5)
+    body = served.json("GET", f"/v1/jobs/{JOB}/failures?limit=2&before=3-20")
+    kinds = frozenset({"failure", "restart", "first_record"})
+    assert coordinator.calls[-1] == ("history", JOB, HistoryQuery(None, kinds, 6, newest=True, before=Position(3, 20)))
+    (failure,) = body["failures"]
+    assert (failure["position"], failure["restart"]["checkpoint_id"], failure["restart"]["gap_ms"]) == ("3-7", 41, 1_200)
+    assert RestClient(served.url, served.token).failures(JOB) == body
+    assert served.request("GET", f"/v1/jobs/{JOB}/failures?limit=1000").status == 400
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    shown = CliRunner().invoke(app, ["failures", JOB, "--url", served.url])
+    assert shown.exit_code == 0, shown.output
+    assert all(text in shown.output for text in ("Boom: bang", "41", "8,204", "1.2 s"))
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps"])

@@ -17,6 +17,7 @@ import pytest
 from holdfast.api.client import RestClient
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.launch import Connector, Exposure
 from holdfast.api.run_record import read_run_record
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.server.tls import hosts_of
@@ -25,6 +26,8 @@ from holdfast.api.tls.authority import Authority, Pair, draw_authority, issue_pa
 from holdfast.api.tls.files import check_pair, expires_at, hosts_in
 from holdfast.api.tls.live import FilePair, LiveContext, OwnPair
 from holdfast.api.tls.stored import open_authority
+from holdfast.barriers.jobgraph import Submission
+from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.operators.worker.gateway import CoordinatorAddress, CoordinatorHttp, UntrustedError
 from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.errors import (
@@ -35,7 +38,10 @@ from holdfast.statebackends.errors import (
     TransportSecurityError,
 )
 from holdfast.statebackends.layout import AUTHORITY_FILE, CA_FILE, is_directory_file
-from tests.api.fakes import FakeCoordinator, serving
+from tests.api.fakes import FakeCoordinator, make_graph, serving
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -396,3 +402,20 @@ def test_only_what_is_about_tls_is_called_so() -> None:
     found = transport_failure(OSError(refused), "https://a")
     assert found is not None
     assert found.reason == "handshake"
+
+
+def test_a_coordinator_inside_a_driver_that_others_reach_speaks_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its driver's client has what the workers are to trust."""
+    monkeypatch.delenv("HOLDFAST_TLS", raising=False)
+    made = Connector(Exposure("0.0.0.0", "127.0.0.1"))(LaunchOptions(state_directory=tmp_path))
+    try:
+        assert made.client.url.startswith("https://127.0.0.1:")
+        assert made.client.authorities == (tmp_path / CA_FILE).read_text()
+        accepted = made.client.submit(Submission(make_graph()))
+        assert made.client.job_state(accepted.job_id)
+    finally:
+        made.close()
+
+
+def test_members_of_a_directory_on_s3_have_one_authority(bucket: str) -> None:
+    assert open_authority(bucket).stored() == open_authority(bucket).stored()

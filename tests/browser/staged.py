@@ -227,7 +227,7 @@ class StagedCoordinator(FakeCoordinator):
             entry(2, -300_000, "leader", submission=1, attempt=1, newest_checkpoint=7, took_over=True),
             entry(3, 0, "failure", slot=1, frames='File "orders.py", line 12, in total', **failure),
             entry(4, 1_100, "restart", attempt=2, checkpoint_id=16, folder=self.checkpoint_path, savepoint=False, replayed=1_234),
-            entry(5, 1_400, "state", state="RUNNING", previous="RESTARTING", reason=""),
+            entry(5, 1_400, "first_record", attempt=2, since_failure_ms=1_400, heartbeat_ms=500),
         )
         chosen = tuple(each for each in entries if query.kinds is None or each.kind in query.kinds)
         gaps = (HistoryGap(1, 5, 9, 3),) if query.kinds is None or "failure" in query.kinds else ()

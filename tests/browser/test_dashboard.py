@@ -199,6 +199,15 @@ def test_a_savepoint_is_disposed_of_only_by_whoever_types_its_name(browser: Brow
     browser.button("Close").click()
 
 
+def test_a_failure_tells_what_came_of_it(browser: Browser, served: Served) -> None:
+    browser.go(f"jobs/{JOB}/failures")
+    (failure,) = served.json("GET", f"/v1/jobs/{JOB}/failures")["failures"]
+    told = ("attempt 1 failed", "restored from checkpoint 16", "1,234 records are read again", "1.4 s after the failure")
+    for words in (*told, "another coordinator took over", "Records 6 to 8 of epoch 1 are lost."):
+        browser.until(f"no {words}", lambda words=words: words in browser.text)  # type: ignore[misc]
+    assert failure["restart"]["gap_ms"] == 1_400
+
+
 def test_rows_are_paged(browser: Browser, coordinator: StagedCoordinator) -> None:
     browser.go(path_of(coordinator.checkpoint_path))
     browser.settled("Snapshot")

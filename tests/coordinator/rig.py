@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.barriers.jobgraph import JobGraph
@@ -24,9 +25,11 @@ from holdfast.barriers.messages import (
     TaskState,
     WorkerCommand,
 )
-from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.dispatcher.hook_calls import call_of, outcome_of
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
+from holdfast.coordinator.hooks.calls import HookCall, HookReply
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.job import JobSetup
@@ -43,6 +46,8 @@ class Rig:
     def __init__(self, graph: JobGraph | None = None, *, storage: DictStorage | None = None, **settings: Any) -> None:
         self.storage = storage or DictStorage()
         self.graph = graph or word_count(**settings)
+        self.hooks: Callable[[HookCall], Sequence[HookReply]] = lambda _call: [HookReply()]
+        """Replies of master hooks; none: the hook hangs."""
         starter = Starter("starter", "", "directory", 0)
         setup = run_flow(start_submission(JOB, submission(self.graph, job_id=JOB), starter), self.storage)
         self.open(setup)
@@ -84,6 +89,8 @@ class Rig:
                         self.note(action.slot, action.commands)
                     case job_actions.CloseStream() | job_actions.JobEnded():
                         pass
+                    case actions.TriggerHook() | job_actions.RestoreHook():
+                        queue += [outcome_of(action, reply) for reply in self.hooks(call_of(action))]
                     case _ if type(action) in self.held:
                         self.waiting.append(action)
                     case _:

@@ -231,7 +231,7 @@ def test_no_deletion_touches_an_epoch_or_a_number_of_a_submission() -> None:
 @pytest.mark.parametrize(
     ("make", "run", "most"),
     [
-        (savepoint, lambda storage: dispose_snapshot("sp", "user", 1), 12),
+        (savepoint, lambda storage: dispose_snapshot("sp", "user", 1), 13),
         (left_job, lambda storage: recover_job(PATHS, Takeover(9, "n", 1)), 60),
         (ended_job, lambda storage: clear_ended(JOB, Starter("n", "", "directory", 1)), 40),
         (left_job, repair, 60),

@@ -51,6 +51,7 @@ def test_a_job_leaves_every_state_that_is_no_end() -> None:
 
 PATHS = {
     PendingStatus.CLAIMING: (),
+    PendingStatus.CALLING_HOOKS: (PendingStatus.CALLING_HOOKS,),
     PendingStatus.AWAITING_ACKS: (PendingStatus.AWAITING_ACKS,),
     PendingStatus.READY: (PendingStatus.AWAITING_ACKS, PendingStatus.READY),
     PendingStatus.WRITING_METADATA: (PendingStatus.AWAITING_ACKS, PendingStatus.READY, PendingStatus.WRITING_METADATA),

@@ -32,7 +32,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.coordinator.checkpoints import events
+from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.dispatcher.storage_effects import Identity, StorageEffects
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission, start_submission
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
@@ -274,6 +274,8 @@ class World:
                             self._follow(leader, worker, numbered.command)
                 case job_actions.CloseStream() | job_actions.JobEnded():
                     pass
+                case actions.TriggerHook() | job_actions.RestoreHook():
+                    raise AssertionError("no job of this world names a master hook")
                 case _:
                     leader.flows.append(Steps(leader.effects.flow(action), self.storage))
         self.check()

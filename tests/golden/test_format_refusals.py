@@ -77,10 +77,15 @@ def rewrite(folder: Path, change: Callable[[Document], Any], version: int = 1) -
     path.write_bytes(seal(json.dumps(document).encode(), version))
 
 
-@pytest.mark.parametrize("version", [0, 3, 999_999_999])
+@pytest.mark.parametrize("version", [0, 4, 999_999_999])
 def test_another_version(folder: Path, tmp_path: Path, version: int) -> None:
     rewrite(folder, lambda document: document.update(version=version), version)
     assert isinstance(assert_refused(folder, tmp_path), UnsupportedVersionError)
+
+
+def test_version_3_without_states_of_hooks_is_damage(folder: Path, tmp_path: Path) -> None:
+    rewrite(folder, lambda document: document.update(version=3), 3)
+    assert isinstance(assert_refused(folder, tmp_path), CorruptStateError)
 
 
 def test_version_2_without_records_in_flight_is_damage(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.messages import TaskState
 from holdfast.operators.base import Poll
 from holdfast.statebackends.state import Redistribution
+from tests.examples import crossed
 
 VALUE = {"key": str, "n": int}
 SPLITS = (range(3), range(10, 16))
@@ -173,8 +174,7 @@ def test_checkpoints_go_on_and_commit_what_the_ended_part_has_left(parallelism: 
 
 
 @group_l
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-@pytest.mark.parametrize("how", ["failure", "restart", "savepoint"])
+@pytest.mark.parametrize(("how", "parallelism"), crossed(["failure", "restart", "savepoint"], [1, 2, 3]))
 def test_a_restore_goes_on_without_the_ended_part(how: str, parallelism: int, tmp_path: Path) -> None:
     """L10: what has ended is not read, fired or emitted again, at any parallelism; what goes on has all state."""
     settings = {"restart": hf.RestartStrategy()} if how == "failure" else {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.scenarios.gates import check_gate_row
+from tests.scenarios.hooks import check_hook_row
 from tests.scenarios.keygroups import check_case_row, check_hash_row, check_string_row, check_uid_row
 from tests.scenarios.outcome import Covered, Failed, Outcome, Passed, Unparsed
 from tests.scenarios.overtaking import check_overtaking_row
@@ -24,6 +25,8 @@ def checker_of(row: Row) -> Callable[[Row], Outcome]:
         return check_gate_row
     if row.group in ("C", "D", "Y"):
         return check_overtaking_row
+    if row.group == "I":
+        return check_hook_row
     if row.group == "M":
         return check_valve_row
     if row.group == "P":

@@ -90,8 +90,9 @@ def _row(heading: str, header: tuple[str, ...], cells: list[str], line: int) -> 
     return None
 
 
-NOTATION_GROUPS = ("A", "C", "D", "E", "M", "O", "P", "Y")
-"""Groups whose rows are data in the notation; the others are requirements, each with its own tests."""
+NOTATION_GROUPS = ("A", "C", "D", "E", "I", "M", "O", "P", "Y")
+"""Groups whose rows are data in the notation, or (I) are played by their ids; the others are requirements, each with its own
+tests."""
 
 DEFAULT_HEADERS: dict[str, tuple[str, ...]] = {
     "A": ("id", "n", "input", "expected trace", "cut", "what it shows"),

@@ -51,6 +51,15 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = S
         pause = min(pause * 1.5, 0.05)
 
 
+def _runs(process: psutil.Process) -> bool:
+    """Whether it has not ended. One whose parent is gone stays as a zombie until the system's first process takes notice, which may
+    be a second later."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class ServerProcess(ABC):
     """A context manager; it has started when `with` begins. `folder`: an empty one is made, and removed, without it.
 
@@ -170,7 +179,7 @@ class ServerProcess(ABC):
                 process.send_signal(signal.SIGCONT)  # one that is paused ends only then
         if self._process is not None:
             self._process.wait(START_TIMEOUT_S)
-        psutil.wait_procs(processes[1:], timeout=START_TIMEOUT_S)
+        wait_until(lambda: not any(map(_runs, processes[1:])), what=f"the end of what {self.name} started")
         self._close_input()
 
     def _close_input(self) -> None:

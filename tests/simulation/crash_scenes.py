@@ -61,7 +61,15 @@ ROWS = {f"key-{number}": number for number in range(6)}
 ENTRIES = [b"a", b"b", b"c"]
 FIRST, SECOND = ("A", "B"), ("B", "C")
 """Tables that each subtask has: the second checkpoint of the job shares one with the first."""
-NO_STORAGE = job_actions.Answer | job_actions.Refuse | job_actions.Deliver | job_actions.CloseStream | job_actions.JobEnded
+NO_STORAGE = (
+    job_actions.Answer
+    | job_actions.Refuse
+    | job_actions.Deliver
+    | job_actions.CloseStream
+    | job_actions.JobEnded
+    | actions.TriggerHook
+    | job_actions.RestoreHook
+)
 """Actions that touch no storage."""
 
 

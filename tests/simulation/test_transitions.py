@@ -19,9 +19,10 @@ from holdfast.operators.task.subtask import Subtask
 from tests.examples import FACTOR
 
 SEEDS = range(16)
-WORKLOADS = ("counter", "windows", "timers", "aggregate", "fanout", "ends", "random", "late")
+WORKLOADS = ("counter", "windows", "timers", "aggregate", "fanout", "ends", "random", "late", "hooked")
 
 RARE = {
+    (PendingStatus.CALLING_HOOKS, PendingStatus.ABORTING),
     (PendingStatus.AWAITING_ACKS, PendingStatus.ABORTING),
     (PendingStatus.CLAIMING, PendingStatus.ABORTING),
     (PendingStatus.READY, PendingStatus.ABORTING),

@@ -35,7 +35,7 @@ from holdfast.chaos.workloads.settings import BACKENDS
 from holdfast.operators.base import JobPlan
 from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import InvalidConfigError
-from tests.examples import examples
+from tests.examples import crossed, examples
 from tests.simulation.workload_runs import Run
 
 FAMILIES = tuple(WORKLOADS)
@@ -104,8 +104,9 @@ def test_output_and_cuts_are_as_expected_over_rescales(family: str, tmp_path: Pa
     assert run.problems() == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["counter", "timers", "windows", "late", "states", "random"])
+@pytest.mark.parametrize(
+    ("family", "backend"), crossed(["counter", "timers", "windows", "late", "states", "random"], BACKENDS)
+)
 def test_cuts_are_read_from_every_backend(family: str, backend: str, tmp_path: Path) -> None:
     run = Run(on_backend(scenario_of(family, 2), backend), 5, tmp_path)
     run.start()

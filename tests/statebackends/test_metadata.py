@@ -29,11 +29,18 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import operator_id
-from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata, encode_metadata
+from holdfast.statebackends.snapshot.metadata import (
+    HOOK_STATE_BYTES_MAX,
+    HookState,
+    SnapshotMetadata,
+    decode_metadata,
+    encode_metadata,
+)
 from holdfast.statebackends.storage.checksums import checksum_of
 from tests.examples import examples
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "snapshot_metadata_v1.json"
+GOLDEN_HOOKS = GOLDEN.with_name("snapshot_metadata_v3.json")
 GOLDEN_IN_FLIGHT = GOLDEN.with_name("snapshot_metadata_v2.json")
 
 
@@ -131,6 +138,50 @@ def test_golden_file_of_version_2() -> None:
             assert [shown(each) for each in read] == [shown(each) for each in elements]
 
 
+HOOKS = (HookState("ledger", 2, b"\x00\xffbook 7"), HookState("watch", 0, b""))
+
+
+def sample_hooks(*, in_flight: bool = False) -> SnapshotMetadata:
+    base = sample_in_flight() if in_flight else sample()
+    return msgspec.structs.replace(base, version=3, master_hooks=HOOKS)
+
+
+def test_golden_file_of_version_3() -> None:
+    if os.environ.get("HOLDFAST_GOLDEN"):
+        GOLDEN_HOOKS.write_bytes(encode_metadata(sample_hooks()))
+    data = GOLDEN_HOOKS.read_bytes()
+    assert decode_metadata(data, str(GOLDEN_HOOKS)) == sample_hooks()
+    assert encode_metadata(sample_hooks()) == data, "the format of version 3 changed: that needs a new version"
+
+
+def test_hooks_beside_records_in_flight() -> None:
+    both = sample_hooks(in_flight=True)
+    assert decode_metadata(encode_metadata(both), "p") == both
+    without = both.without_in_flight()
+    assert (without.version, without.hooks, without.in_flight) == (3, HOOKS, ())
+    assert decode_metadata(encode_metadata(without), "p") == without
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        (HookState("b", 1, b""), HookState("a", 1, b"")),
+        (HookState("a", 1, b""), HookState("a", 1, b"")),
+        (HookState("", 1, b""),),
+        (HookState("a", -1, b""),),
+        (HookState("a", 1, bytes(HOOK_STATE_BYTES_MAX + 1)),),
+    ],
+)
+def test_states_that_no_hook_can_have_given(hooks: tuple[HookState, ...]) -> None:
+    wrong = msgspec.structs.replace(sample(), version=3, master_hooks=hooks)
+    with pytest.raises(InvalidConfigError):
+        encode_metadata(wrong)
+    body = msgspec.json.encode(wrong)
+    header = b'{"format":"holdfast-snapshot","version":3,"length":%d,"checksum":"%s","snapshot":'
+    with pytest.raises(CorruptStateError):
+        decode_metadata(header % (len(body), checksum_of(body).encode()) + body + b"}\n", "p")
+
+
 def shown(element: Element) -> Any:
     if not isinstance(element, Batch):
         return element
@@ -176,9 +227,9 @@ def reseal(snapshot: dict[str, Any], version: int = 1) -> bytes:
 
 
 def test_s02_newer_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads up to version 2") as caught:
+    with pytest.raises(UnsupportedVersionError, match=r"version 7 .* reads up to version 3") as caught:
         decode_metadata(reseal({}, version=7), "p")
-    assert (caught.value.version, caught.value.supported) == (7, 2)
+    assert (caught.value.version, caught.value.supported) == (7, 3)
 
 
 def test_other_key_hash_is_refused() -> None:

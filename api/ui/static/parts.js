@@ -92,6 +92,3 @@ export function Copyable({ text }) {
   const copy = async () => { await navigator.clipboard.writeText(text); setDone(true); setTimeout(() => setDone(false), 2_000) }
   return html`<div class="command"><code>${text}</code>${navigator.clipboard ? html`<button type="button" onClick=${copy}>${done ? "copied" : "copy"}</button>` : null}</div>`
 }
-
-// Pages that a service may not have: asked once, shown where the route answers.
-export const noSuch = what => `This service has no ${what}.`

@@ -6,7 +6,8 @@ import { get } from "./session.js"
 const LONGEST_MS = 30_000
 export const STALE_MS = 5_000
 
-// Ask `path` every `everyMs` (0: once, and again only while the service is busy or does not answer). null: nothing to ask. `path` may be a list: its answers come together, as a list.
+// Ask `path` every `everyMs` (0: once, and again only while the service is busy or does not answer). null: nothing to ask. `path` may
+// be a list: its answers come together, as a list.
 export function usePoll(path, everyMs = 2_000) {
   const [state, setState] = useState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
   const again = useRef(() => {})

@@ -38,12 +38,15 @@ def open_envelope(data: bytes) -> dict[str, Any]:
     require(header is not None, "no header")
     assert header is not None
     version, length = int(header[1]), int(header[2])
-    require(version in (1, 2), f"version {version}")
+    require(version in (1, 2, 3), f"version {version}")
     body, trailer = data[header.end() : header.end() + length], data[header.end() + length :]
     require(len(body) == length and trailer == b"}\n", "length")
     require(checksum(body) == header[3].decode(), "checksum of _metadata")
     snapshot: dict[str, Any] = json.loads(body)
-    require(bool(snapshot.get("channels")) == (version == 2), "records in flight are of version 2")
+    require(bool(snapshot.get("master_hooks")) == (version == 3), "states of master hooks are of version 3")
+    require(version == 3 or bool(snapshot.get("channels")) == (version == 2), "records in flight are of version 2")
+    names = [hook["name"] for hook in snapshot.get("master_hooks", ())]
+    require(names == sorted(set(names)) and all(names), "names of master hooks")
     require(snapshot.get("format", "holdfast-snapshot") == "holdfast-snapshot", "format")
     require(snapshot.get("key_hash_version", 1) == 1, "key hash version")
     require(1 <= snapshot["checkpoint_id"] <= 10**15, "checkpoint id")

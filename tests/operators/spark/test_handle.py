@@ -601,7 +601,10 @@ def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: p
 
 def test_a_job_says_what_it_is_and_where_it_stands() -> None:
     failed = {"failure": "UserFunctionError: no\nmore"}
-    handle = started(Client(("RUNNING", 3, {"restarts": 2}), ("FAILED", 3, {"restarts": 2, **failed})), Workers())
+    workers = Workers()
+    handle = started(Client(("RUNNING", 3, {"restarts": 2}), ("FAILED", 3, {"restarts": 2, **failed})), workers)
+    assert handle._terminal.wait(10)
+    workers.ended[0](WorkerEnd.LEFT, "done")
     with pytest.raises(JobFailedError):
         handle.wait(30)
     expected = "<Job 'job' (job) FAILED: 3 rows in, 0 out; no checkpoint yet; restarts: 2; UserFunctionError: no>"

@@ -17,6 +17,7 @@ from holdfast.operators.sinks.parquet import ParquetSink, read_committed
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.subtask import StepResult, Subtask
+from tests.examples import crossed
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
 from tests.operators.worker.test_loop import OUTPUTS, SCHEMA, make_batch, open_output
@@ -119,9 +120,10 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("mode", ["aligned", "unaligned", "timeout", "at_least_once"])
-@pytest.mark.parametrize("bounds", [TINY, MOVING], ids=["tiny", "moving"])
-@pytest.mark.parametrize("jump_ms", [0, -3_600_000, 3_600_000])
+@pytest.mark.parametrize(
+    ("mode", "bounds", "jump_ms"),
+    crossed(["aligned", "unaligned", "timeout", "at_least_once"], [TINY, MOVING], [0, -3_600_000, 3_600_000], every=2),
+)
 def test_nothing_waits_for_ever(tmp_path: Path, mode: str, bounds: dict[str, Any], jump_ms: int) -> None:
     """Allocations of a byte, rows that are larger than any, sources that end soon, or have nothing at all, and a wall clock that is
     set between two looks: each checkpoint is completed, and so is the job."""

@@ -1,7 +1,6 @@
-// What keeps snapshots fit for use: labels that keep them, drills that restore them for a trial, and what they cost. A service may
-// lack each of them.
+// What keeps snapshots fit for use: labels that keep them, drills that restore them for a trial, and what they cost.
 
-import { html, Card, Facts, Fresh, link, may, noSuch, Shown, Status, Table } from "../parts.js"
+import { html, Card, Facts, Fresh, link, may, Shown, Status, Table } from "../parts.js"
 import { bytes, count, duration, moment, plural } from "../format.js"
 import { usePoll } from "../polling.js"
 import { send } from "../session.js"
@@ -14,7 +13,7 @@ export function Labels({ job, session, stats }) {
   const newest = stats?.latest.completed?.id
   const path = label => `v1/jobs/${job}/labels/${encodeURIComponent(label)}`
   return html`<${Card} title="Labels" aside=${html`<span class="quiet">A labelled snapshot is kept until its label is removed.</span>`}>
-    <${Shown} poll=${poll} missing=${noSuch("labels")}>${({ labels, damage }) => html`
+    <${Shown} poll=${poll}>${({ labels, damage }) => html`
       <${Table} caption="Labels" rows=${labels} rowKey=${each => `${each.label} ${each.checkpoint_id}`} empty="None." columns=${[
         ["Label", each => each.label],
         ["Snapshot", each => html`<a href=${link("jobs", job, "snapshots", each.location)}>${kindOf(each.kind)} ${each.checkpoint_id}</a>`],
@@ -33,11 +32,11 @@ export function Care({ job, session }) {
   const cost = usePoll(`v1/jobs/${job}/cost`, 30_000)
   return html`<div class="title"><h1 tabindex="-1">Drills and cost</h1><${Fresh} poll=${drills} /></div>
     <${Card} title="Drills" aside=${html`<span class="quiet">A drill restores a snapshot in a process of its own, reads every row and compares the counts.</span>`}>
-      <${Shown} poll=${drills} missing=${noSuch("drills")}>${found => html`<${Drills} job=${job} found=${found.drills} />
+      <${Shown} poll=${drills}>${found => html`<${Drills} job=${job} found=${found.drills} />
         ${may(session, "operator") ? html`<p class="buttons"><${Action} label="Drill now" title="Restore a snapshot for a trial?" fields=${[{ name: "checkpoint", label: "Id of the checkpoint or savepoint", value: "", help: "Empty: the newest one." }]}
           act=${async values => { await send("POST", `v1/jobs/${job}/drills`, values.checkpoint ? { checkpoint: Number(values.checkpoint) } : {}); drills.refresh() }} done=${() => html`<p>It runs; its outcome will be in the table.</p>`}>
           <p>The job goes on, and is not touched.</p><//></p>` : null}`}<//><//>
-    <${Card} title="What its snapshots cost"><${Shown} poll=${cost} missing=${noSuch("figures of cost")}>${found => html`<${Cost} job=${job} found=${found} />`}<//><//>`
+    <${Card} title="What its snapshots cost"><${Shown} poll=${cost}>${found => html`<${Cost} job=${job} found=${found} />`}<//><//>`
 }
 
 const DRILL = { passed: "sound", failed: "damaged", running: "IN_PROGRESS", error: "missing" }

@@ -30,8 +30,9 @@ ORDERS = {"id": int, "item": str | None}
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Job has one thread, which a fetch holds up."""
+    """Job has one thread, which a fetch holds up; and a broker tells the end of a partition half a second after the last record."""
     monkeypatch.setattr(source, "WAIT_S", 0.01)
+    monkeypatch.setitem(source.CONSUMER, "fetch.wait.max.ms", 10)
 
 
 def send(kafka: KafkaServer, topic: str, *values: bytes | None, partition: int = 0, **parts: Any) -> None:

@@ -1,0 +1,276 @@
+"""SHELL: drills of jobs' snapshots, asked for by users and by the clock: each is a process of its own, bounded in time, and what it
+found is remembered and told to the job's leader for its history.
+
+A drill harms no job: it runs at a lower priority than anything else, one at a time, reads alone, and one that hangs or dies is an
+outcome like any other. It decides nothing about a job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.dispatcher.calls import JobCalls
+from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
+from holdfast.coordinator.dispatcher.job_log import printable
+from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
+from holdfast.coordinator.dispatcher.threads import Clock
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drill_of, is_due
+from holdfast.coordinator.drills.scratch import DrillRequest
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
+from holdfast.coordinator.ha.store import read_checkpoint
+from holdfast.coordinator.history.store import HistoryQuery, read_history
+from holdfast.coordinator.jobmaster.events import DrillNoted
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
+from holdfast.statebackends.layout import JobPaths, claim_path, is_checkpoint_folder, metadata_path
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.port import StatFile, Storage, run_flow
+
+logger = logging.getLogger(__name__)
+
+DRILLS_KEPT = 20
+"""Drills of one job that are remembered."""
+JOBS_KEPT = 1_000
+LOOK_INTERVAL_S = 5.0
+"""How often scheduled drills are looked for."""
+OUTPUT_BYTES_MAX = 1 << 20
+
+Command = Callable[[], list[str]]
+
+
+def _scratch() -> list[str]:
+    return [sys.executable, "-m", "holdfast.coordinator.drills.scratch"]
+
+
+class JobDrills:
+    """Drills of one coordinator. Thread-safe."""
+
+    def __init__(
+        self,
+        calls: JobCalls,
+        registry: JobRegistry,
+        storage: Storage,
+        clock: Clock,
+        draw_id: Callable[[], str],
+        *,
+        seconds_max: float,
+        command: Command = _scratch,
+    ) -> None:
+        """`seconds_max`: a drill that takes longer is ended. `command`: of the process."""
+        self._calls = calls
+        self._registry = registry
+        self._storage = storage
+        self._clock = clock
+        self._draw_id = draw_id
+        self._seconds_max = seconds_max
+        self._command = command
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._seen_ms: dict[str, int] = {}
+        self._stopping = threading.Event()
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def begin(self, job_id: str, checkpoint_id: int | None = None, *, by: str = "user") -> DrillView:
+        """Begin a drill of a snapshot, of the newest one if none is named. Raises NotFoundError, StorageUnavailableError while
+        another one is under way."""
+        number, kind, location = self._find(job_id, checkpoint_id)
+        self._load(job_id)
+        view = DrillView(self._draw_id(), number, kind, location, DrillState.RUNNING, by, self._clock.wall_ms())
+        with self._lock:
+            if self._thread is not None or self._stopping.is_set():
+                raise StorageUnavailableError("a drill is under way: one runs at a time; ask again later")
+            thread = threading.Thread(target=self._run, args=(job_id, view), name=f"drill-{view.drill_id[:8]}", daemon=True)
+            self._thread = thread
+            self._keep(job_id, view)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            self._end(job_id, view, DrillReport(error=str(error)))
+            raise StorageUnavailableError(f"no drill can be begun now: {error}") from error
+        return view
+
+    def drills(self, job_id: str) -> tuple[DrillView, ...]:
+        """Newest first. Raises NotFoundError."""
+        self._runner(job_id)
+        return self.known(job_id)
+
+    def known(self, job_id: str) -> tuple[DrillView, ...]:
+        """As `drills`, of any job; without those of its history if that can't be read."""
+        self._load(job_id)
+        with self._lock:
+            return tuple(self._known.get(job_id, ()))
+
+    def close(self) -> None:
+        """End the drill under way. Idempotent."""
+        self._stopping.set()
+        with self._lock:
+            process, thread = self._process, self._thread
+        if process is not None:
+            process.kill()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(10)
+
+    # ------------------------------------------------------------------------------------------------------- schedule
+
+    def watch(self) -> None:
+        """Body of the thread that begins scheduled drills, until `close`."""
+        while not self._stopping.wait(LOOK_INTERVAL_S):
+            self.look()
+
+    def look(self) -> None:
+        """Begin the drill that is due, if one is."""
+        for service in self._registry.services():
+            interval_ms = service.drill_interval_ms
+            if interval_ms is None or service.ended.is_set():
+                self._seen_ms.pop(service.job_id, None)
+                continue
+            try:
+                now_ms = self._clock.wall_ms()
+                started_ms = self._seen_ms.setdefault(service.job_id, now_ms)
+                if now_ms - started_ms < 0:
+                    self._seen_ms[service.job_id] = now_ms
+                cut = self._calls.look(service.job_id).published.cut
+                newest_id = cut.checkpoint_id if cut is not None else -1
+                if is_due(interval_ms, newest_id, self.known(service.job_id), started_ms, now_ms):
+                    self.begin(service.job_id, by="schedule")
+            except HoldfastError as error:
+                logger.info("job %s: no drill is begun: %s", service.job_id, printable(str(error)))
+            except Exception:  # the other jobs' are still due
+                logger.critical("job %s: its drills failed in a way that no record describes", service.job_id, exc_info=True)
+
+    # ----------------------------------------------------------------------------------------------------- the process
+
+    def _run(self, job_id: str, view: DrillView) -> None:
+        try:
+            report = self._judged(view, self._execute(view.location))
+        except Exception as error:
+            logger.exception("the drill of %s failed", printable(view.location))
+            report = DrillReport(error=f"internal error: {type(error).__name__}")
+        self._end(job_id, view, report)
+
+    def _execute(self, location: str) -> DrillReport:
+        request = msgspec.json.encode(DrillRequest(location, max(1, int(self._seconds_max))))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return DrillReport(error=f"its process could not be started: {error}")
+        with self._lock:
+            self._process = process
+        if self._stopping.is_set():
+            process.kill()
+        try:
+            output, _ = process.communicate(request, timeout=self._seconds_max)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return DrillReport(error=f"it took longer than {self._seconds_max:g} s")
+        finally:
+            with self._lock:
+                self._process = None
+        return _reported(output[:OUTPUT_BYTES_MAX], process.returncode)
+
+    def _judged(self, view: DrillView, report: DrillReport) -> DrillReport:
+        """A snapshot that was deleted while it was read is no damaged one."""
+        if not (report.problem_count or report.error) or self._is_there(view):
+            return report
+        return DrillReport(error="it was deleted while it was read")
+
+    def _is_there(self, view: DrillView) -> bool:
+        paths = [metadata_path(view.location)]
+        if is_checkpoint_folder(view.location) and not view.kind.is_savepoint:
+            paths.append(claim_path(view.location))
+        try:
+            return all(self._storage.execute(StatFile(path)) is not None for path in paths)
+        except HoldfastError:
+            return True
+
+    def _end(self, job_id: str, view: DrillView, report: DrillReport) -> None:
+        ended = view.ended(report, self._clock.wall_ms())
+        with self._lock:
+            self._thread = None
+            known = self._known.get(job_id)
+            if known is not None:
+                kept = [ended if each.drill_id == view.drill_id else each for each in known]
+                self._known[job_id] = deque(kept, DRILLS_KEPT)
+        runner = self._registry.find(job_id)
+        if runner is not None and not self._stopping.is_set():
+            runner.post(DrillNoted(ended))
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def _keep(self, job_id: str, view: DrillView) -> None:
+        self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(view)
+        self._known.move_to_end(job_id)
+        while len(self._known) > JOBS_KEPT:
+            self._known.popitem(last=False)
+
+    def _load(self, job_id: str) -> None:
+        """Drills that the job's history tells of, read once."""
+        with self._lock:
+            if job_id in self._known:
+                return
+        query = HistoryQuery(kinds=frozenset({"drill"}), limit=DRILLS_KEPT, newest=True)
+        try:
+            page = run_flow(read_history(JobPaths(job_id), query, self._clock.wall_ms()), self._storage)
+        except HoldfastError:
+            return  # read again the next time
+        found = [view for entry in page.entries if (view := drill_of(entry.facts)) is not None]
+        with self._lock:
+            if job_id not in self._known:
+                for view in found:
+                    self._keep(job_id, view)
+                self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT))
+
+    def _runner(self, job_id: str) -> JobMasterRunner | None:
+        recorded = self._calls.recorded_only(job_id)
+        return None if recorded is not None else self._calls.led(job_id)
+
+    def _find(self, job_id: str, checkpoint_id: int | None) -> tuple[int, CheckpointKind, str]:
+        """Id, kind and location of a completed snapshot. Raises NotFoundError."""
+        runner = self._runner(job_id)
+        found: RecordedCheckpoint | None = None
+        if checkpoint_id is not None:
+            found = run_flow(read_checkpoint(JobPaths(job_id), checkpoint_id), self._storage)
+        elif runner is not None:
+            cut = self._calls.look(job_id).published.cut
+            if cut is not None:
+                return cut.checkpoint_id, cut.kind, self._located(cut.location)
+        else:
+            recorded = self._calls.recorded_only(job_id)
+            points = [each for each in recorded.checkpoints.values() if each.is_recovery_point] if recorded is not None else []
+            found = max(points, key=lambda each: each.checkpoint_id, default=None)
+        if found is None or found.fact is not CheckpointFact.COMPLETED:
+            which = f"checkpoint {checkpoint_id}" if checkpoint_id is not None else "completed checkpoint"
+            raise NotFoundError(f"job {job_id} has no {which} to drill", job=job_id, checkpoint=checkpoint_id)
+        return found.checkpoint_id, found.kind, self._located(found.folder)
+
+    def _located(self, folder: str) -> str:
+        return folder if is_absolute_folder(folder) else f"{self._storage.root.rstrip('/')}/{folder}"
+
+
+def _reported(output: bytes, code: int) -> DrillReport:
+    try:
+        return decode_json(output.strip(), DrillReport)
+    except UNDECODABLE:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = "it may have reached its bound of memory or of processor time"
+        return DrillReport(error=f"its process died ({how}) without a word; {why}")

@@ -1,0 +1,110 @@
+"""CORE: what is known of a drill, and when the next one is due. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.barriers.messages import CheckpointKind
+
+PROBLEMS_MAX = 20
+"""Problems of one drill that are told one by one; all are counted."""
+PROBLEMS_RECORDED_MAX = 5
+PROBLEM_CHARS_MAX = 1_000
+
+
+class DrillState(StrEnum):
+    RUNNING = "running"
+    PASSED = "passed"
+    """Every row of every state was read, and as many as are told."""
+    FAILED = "failed"
+    """Problems were found: it can't be restored as it is, or not all of it."""
+    ERROR = "error"
+    """Nothing is known: storage failed, a limit was reached, the process died, or the snapshot was deleted meanwhile."""
+
+
+class DrillReport(msgspec.Struct, frozen=True):
+    """What the process of a drill found."""
+
+    operators: int = -1
+    states: int = -1
+    """States that were read, in-flight records of an edge among them."""
+    rows: int = -1
+    size: int = -1
+    """Bytes of state and of in-flight records, as `_metadata` says."""
+    problem_count: int = 0
+    problems: tuple[str, ...] = ()
+    """The first ones."""
+    error: str = ""
+    """Why nothing is known; empty: it was read."""
+
+
+class DrillView(msgspec.Struct, frozen=True):
+    """One drill of one snapshot."""
+
+    drill_id: str
+    checkpoint_id: int
+    kind: CheckpointKind
+    location: str
+    state: DrillState
+    by: str
+    """`user` or `schedule`."""
+    started_ms: int
+    duration_ms: int = -1
+    operators: int = -1
+    states: int = -1
+    rows: int = -1
+    size: int = -1
+    problem_count: int = 0
+    problems: tuple[str, ...] = ()
+    error: str = ""
+
+    def ended(self, report: DrillReport, now_ms: int) -> DrillView:
+        state = DrillState.ERROR if report.error else DrillState.FAILED if report.problem_count else DrillState.PASSED
+        return msgspec.structs.replace(
+            self,
+            state=state,
+            duration_ms=max(0, now_ms - self.started_ms),
+            operators=report.operators,
+            states=report.states,
+            rows=report.rows,
+            size=report.size,
+            problem_count=report.problem_count,
+            problems=tuple(problem[:PROBLEM_CHARS_MAX] for problem in report.problems[:PROBLEMS_MAX]),
+            error=report.error[:PROBLEM_CHARS_MAX],
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """For the job's history."""
+        facts: dict[str, Any] = msgspec.to_builtins(self)
+        return {**facts, "problems": facts["problems"][:PROBLEMS_RECORDED_MAX]}
+
+
+def drill_of(facts: dict[str, Any]) -> DrillView | None:
+    """A drill from a record of a history; None for one that this version does not know."""
+    try:
+        return msgspec.convert(facts, DrillView)
+    except msgspec.ValidationError:
+        return None
+
+
+def drilled_ms(drills: Sequence[DrillView]) -> int:
+    """When the newest drill that passed began; -1: none has."""
+    return max((drill.started_ms for drill in drills if drill.state is DrillState.PASSED), default=-1)
+
+
+def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView], started_ms: int, now_ms: int) -> bool:
+    """Whether the newest checkpoint is to be drilled now.
+
+    `newest_id`: of the newest completed one, -1: none. `started_ms`: when the job began here, before which no drill can have been
+    due. The same checkpoint is drilled again only if nothing was found out about it; a clock that went back costs one drill."""
+    if interval_ms is None or newest_id < 0 or any(drill.state is DrillState.RUNNING for drill in drills):
+        return False
+    last = max(drills, key=lambda drill: drill.started_ms, default=None)
+    if last is not None and last.checkpoint_id == newest_id and last.state is not DrillState.ERROR:
+        return False
+    since_ms = last.started_ms if last is not None else started_ms
+    return now_ms - since_ms >= interval_ms or now_ms < since_ms

@@ -1,0 +1,130 @@
+"""Requests that OpenAPI's description allows, and others near them, drawn by Schemathesis for each role against a real coordinator.
+
+No answer is a failure of the service, each is one that the description has, and who may not ask is refused, whatever is sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is in the extra `dev`")
+
+from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
+from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance  # noqa: E402
+
+from holdfast.api.access.roles import Access, Role, classify  # noqa: E402
+from holdfast.api.client import RestClient  # noqa: E402
+from holdfast.api.http.auth import OPEN_PATHS  # noqa: E402
+from holdfast.api.server.main import EmbeddedCoordinator  # noqa: E402
+from holdfast.api.settings import server_settings  # noqa: E402
+from holdfast.barriers.jobgraph import Submission  # noqa: E402
+from tests.api.fakes import TOKEN, make_graph  # noqa: E402
+from tests.api.test_access import MATRIX  # noqa: E402
+
+CHECKS = (not_a_server_error, status_code_conformance, response_schema_conformance)
+EXAMPLES, EXAMPLES_LONG = 1, 210
+"""Of each of about 120 requests and four roles."""
+UNAVAILABLE = frozenset({503})
+"""Answers that say that the caller should ask again: no failure of the service."""
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Running:
+    url: str
+    job_id: str
+    tokens: dict[Role, str]
+    described: Any
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A coordinator with a job that waits for its workers."""
+    environment = {"HOLDFAST_REQUESTS_PER_S_MAX": "1000000"}
+    chosen = server_settings(environment, state_dir=tmp_path_factory.mktemp("described"), token=TOKEN, port=0)
+    requests = logging.getLogger("holdfast.requests")
+    before, requests.level = requests.level, logging.CRITICAL  # a line for each would be most of a failed test's output
+    with EmbeddedCoordinator(chosen) as coordinator:
+        client = RestClient(coordinator.url, TOKEN)
+        accepted = client.submit(Submission(make_graph()))
+        issued = {role: str(client.issue_token(role)["token"]) for role in (Role.VIEWER, Role.OPERATOR, Role.ADMIN)}
+        document = urllib3.request("GET", f"{coordinator.url}/openapi.json", timeout=TIMEOUT_S).json()
+        tokens = {**issued, Role.WORKER: accepted.worker_token}
+        yield Running(coordinator.url, accepted.job_id, tokens, schemathesis.openapi.from_dict(document))
+        client.close()
+    requests.level = before
+
+
+def judge(case: Any, answer: Any, role: Role) -> None:
+    """What holds for every answer."""
+    path = case.formatted_path
+    found = classify(case.method, path)
+    access = found.access if found is not None else Access.ADMINISTER
+    if case.path not in OPEN_PATHS and access not in MATRIX[role] and answer.status_code != 404:  # 404: control characters
+        assert answer.status_code == 403, (case.method, path, answer.status_code)
+    if answer.status_code in UNAVAILABLE or answer.status_code == 405:
+        return
+    if answer.status_code >= 400 and case.path not in ("/healthz", "/readyz"):
+        assert all(isinstance(each, str) for each in json.loads(answer.content)["errors"])
+    case.validate_response(answer, checks=CHECKS)
+
+
+def ask(running: Running, role: Role, examples: int) -> Counter[int]:
+    """Statuses of the answers."""
+    statuses: Counter[int] = Counter()
+    for found in running.described.get_all_operations():
+        operation = found.ok()
+        if operation.path.endswith("/commands"):
+            continue  # an answer without end
+
+        @settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=examples == EXAMPLES,
+            phases=[Phase.generate],
+        )
+        @given(case=operation.as_strategy())
+        def one(case: Any) -> None:
+            for name in {"jobid", "applicationid"} & set(case.path_parameters or {}):
+                case.path_parameters[name] = running.job_id  # a job that there is not is refused before anything is looked at
+            headers = {"Authorization": f"Bearer {running.tokens[role]}"}
+            answer = case.call(base_url=running.url, headers=headers, timeout=TIMEOUT_S)
+            statuses[answer.status_code] += 1
+            judge(case, answer, role)
+
+        one()
+    return statuses
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_described_requests(running: Running, role: Role) -> None:
+    statuses = ask(running, role, EXAMPLES)
+    assert statuses.total() >= 100 * EXAMPLES
+    assert (statuses[403] > 40) == (role not in (Role.ADMIN, Role.OPERATOR)), statuses
+    if role is not Role.WORKER:
+        assert statuses[200] > 20, statuses
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("role", list(Role))
+def test_many_described_requests(running: Running, role: Role) -> None:
+    assert ask(running, role, EXAMPLES_LONG).total() >= 25_000
+
+
+def test_the_state_directory_is_whole_behind_it(running: Running, tmp_path: Path) -> None:
+    """The job that all of them asked about can still be asked about."""
+    client = RestClient(running.url, TOKEN)
+    assert client.job_state(running.job_id) in ("CREATED", "RUNNING", "RESTARTING", "CANCELED", "CANCELLING", "FAILED", "SUSPENDED")
+    client.close()

@@ -1,0 +1,156 @@
+"""Drills of a coordinator: a process of its own, whose death or silence is an outcome, and no job's concern (ADR 107)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.explain.records import Verdict
+from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.statebackends.errors import NotFoundError, StorageUnavailableError
+from tests.coordinator.dispatcher.test_diagnosis import running
+from tests.coordinator.doubles import Crew, leading, wait_until
+
+PRINT = "import sys; sys.stdin.read(); print({!r})"
+REPORT = '{"operators": 2, "states": 3, "rows": 40, "size": 500}'
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[CoordinatorService]:
+    found = leading(ServiceConfig(str(tmp_path / "state"), seed=1, view_interval_ms=0, drill_timeout_ms=60_000))
+    yield found
+    found.close()
+
+
+def with_process(service: CoordinatorService, program: str) -> None:
+    """The drill's process is another program."""
+    service._drills._command = lambda: [sys.executable, "-c", program]
+
+
+def pause() -> None:
+    """Leave the processor to the drill, whose priority is low."""
+    threading.Event().wait(0.02)
+
+
+def outcome(service: CoordinatorService, job_id: str, begun: DrillView) -> DrillView:
+    def found() -> DrillView:
+        return next(each for each in service.drills(job_id) if each.drill_id == begun.drill_id)
+
+    wait_until(lambda: found().state is not DrillState.RUNNING, pause, timeout_s=60, what="the drill's end")
+    return found()
+
+
+@pytest.fixture
+def crew(service: CoordinatorService) -> Crew:
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})  # what is drilled stays
+    crew.until(lambda: service.checkpoints(crew.job_id).counts.in_progress == 0, what="no pending checkpoint")
+    return crew
+
+
+def test_a_drill_of_the_newest_checkpoint_is_in_the_history_and_in_the_health(service: CoordinatorService, crew: Crew) -> None:
+    job_id = crew.job_id
+    assert service.health(job_id).safe.drilled_ms == -1
+    begun = service.drill(job_id)
+    assert (begun.state, begun.by) == (DrillState.RUNNING, "user")
+    ended = outcome(service, job_id, begun)
+    # the states that doubles store are no tables, and the drill says so; a real one is in tests/api/test_drills.py
+    assert ended.state is DrillState.FAILED, ended
+    assert ended.problem_count > 0
+    health = service.health(job_id)
+    assert health.safe.verdict is Verdict.BAD
+    assert f"a drill of checkpoint {begun.checkpoint_id} found" in health.safe.why
+    with_process(service, PRINT.format(REPORT))
+    again = outcome(service, job_id, service.drill(job_id, begun.checkpoint_id))
+    assert (again.state, again.rows, again.states) == (DrillState.PASSED, 40, 3)
+    health = service.health(job_id)
+    assert health.safe.verdict is not Verdict.BAD
+    assert health.safe.drilled_ms == health.safe.verified_ms == again.started_ms
+    assert [each.state for each in service.drills(job_id)] == [DrillState.PASSED, DrillState.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("import time; time.sleep(600)", "took longer than 1 s"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("raise SystemExit(3)", "exit code 3"),
+        (PRINT.format("no report"), "without a word"),
+        (PRINT.format('{"error": "storage is away"}'), "storage is away"),
+        (PRINT.format('{"rows": "many"}'), "without a word"),
+        ("print('x' * 10_000_000)", "without a word"),
+    ],
+)
+def test_a_process_that_hangs_dies_or_talks_nonsense(service: CoordinatorService, crew: Crew, program: str, error: str) -> None:
+    service._drills._seconds_max = 1 if "sleep" in program else 30
+    with_process(service, program)
+    ended = outcome(service, crew.job_id, service.drill(crew.job_id))
+    assert ended.state is DrillState.ERROR
+    assert error in ended.error
+    assert service.job(crew.job_id).overview.state == "RUNNING"
+    assert service.health(crew.job_id).safe.drilled_ms == -1
+
+
+def test_a_program_that_is_not_there(service: CoordinatorService, crew: Crew) -> None:
+    service._drills._command = lambda: ["/nowhere/python"]
+    assert "could not be started" in outcome(service, crew.job_id, service.drill(crew.job_id)).error
+
+
+def test_one_drill_runs_at_a_time_and_ends_with_the_coordinator(service: CoordinatorService, crew: Crew) -> None:
+    with_process(service, "import time; time.sleep(600)")
+    service.drill(crew.job_id)
+    with pytest.raises(StorageUnavailableError, match="one runs at a time"):
+        service.drill(crew.job_id)
+    wait_until(lambda: service._drills._process is not None, pause, what="the process")
+    process: Any = service._drills._process
+    service.close()
+    assert process.wait(10) == -9
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("drill-")]
+
+
+def test_what_can_not_be_drilled_is_named(service: CoordinatorService, crew: Crew) -> None:
+    with pytest.raises(NotFoundError, match="has no checkpoint 999 to drill"):
+        service.drill(crew.job_id, 999)
+    with pytest.raises(NotFoundError):
+        service.drill("e" * 32)
+
+
+def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: CoordinatorService, crew: Crew) -> None:
+    begun = service.drill(crew.job_id)
+    ended = outcome(service, crew.job_id, begun)
+    (Path(begun.location) / "_claim").unlink()
+    with_process(service, PRINT.format('{"problem_count": 1, "problems": ["gone"]}'))
+    drills = service._drills
+    assert ended.state is DrillState.FAILED
+    assert drills._judged(begun, drills._execute(begun.location)).error == "it was deleted while it was read"
+
+
+def test_drills_are_scheduled_and_outlive_their_coordinator(service: CoordinatorService, tmp_path: Path) -> None:
+    crew = running(service, checkpoint_interval_ms=20, drill_interval_ms=60_000)
+    crew.until_completed(2)
+    with_process(service, PRINT.format(REPORT))
+    service._drills.look()
+    assert service.drills(crew.job_id) == ()
+    service._drills._seen_ms[crew.job_id] -= 60_000
+    service._drills.look()
+    begun = service.drills(crew.job_id)[0]
+    assert begun.by == "schedule"
+    assert outcome(service, crew.job_id, begun).state is DrillState.PASSED
+    service.close()
+    again = leading(ServiceConfig(str(tmp_path / "state"), seed=2, view_interval_ms=0))
+    try:
+        page = again.history(crew.job_id, HistoryQuery(kinds=frozenset({"drill"})))
+        assert [entry.facts["rows"] for entry in page.entries] == [40]
+        assert [each.drill_id for each in again.drills(crew.job_id)] == [begun.drill_id]
+        assert again.health(crew.job_id).safe.drilled_ms == begun.started_ms
+    finally:
+        again.close()

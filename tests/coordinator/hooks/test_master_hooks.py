@@ -1,0 +1,223 @@
+"""Master hooks in the cores: when they are called, and what becomes of a checkpoint or an attempt whose hook is late or fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.messages import CheckpointKind, Deploy, FailureReason, TaskState, TriggerCheckpoint
+from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
+from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
+from holdfast.coordinator.jobmaster import actions as job_actions
+from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX
+from holdfast.coordinator.jobmaster.job import JobState
+from holdfast.statebackends.snapshot.metadata import HookState
+from holdfast.statebackends.storage.port import run_flow
+from tests.coordinator.bench import A, B, Bench, of
+from tests.coordinator.world import JOB
+from tests.examples import examples
+from tests.scenarios.hooks import ONE, bench_with, fail_over, metadata_of, reply_of, running_rig
+
+STATE = HookState("one", 1, b"x")
+
+
+def triggers(bench: Bench) -> list[int]:
+    return [action.checkpoint_id for action in bench.all(actions.SendTriggers)]
+
+
+def test_tasks_are_triggered_once_every_hook_has_answered_with_the_time_that_the_hooks_were_told() -> None:
+    bench = bench_with("one", "two")
+    bench.trigger()
+    bench.now = 50
+    bench.handle(events.HookAnswered(1, "two", None))
+    assert not triggers(bench)
+    bench.handle(events.HookAnswered(1, "one", STATE))
+    (sent,) = bench.all(actions.SendTriggers)
+    assert {sent.timestamp_ms} == {action.timestamp_ms for action in bench.all(actions.TriggerHook)} == {1_000_000}
+    bench.ack_all(1)
+    (write,) = bench.all(actions.WriteMetadata)
+    assert (write.hooks, bench.completed) == ((STATE,), [1])
+
+
+def test_g02_a_request_waits_while_hooks_run_and_follows_when_they_have_answered() -> None:
+    bench = bench_with("one")
+    bench.trigger()
+    bench.request(CheckpointKind.SAVEPOINT)
+    assert bench.machine.schedule(0).is_preparing
+    assert bench.pending == [1]
+    bench.handle(events.HookAnswered(1, "one", None))
+    assert bench.pending == [1, 2]
+    assert [action.checkpoint_id for action in bench.all(actions.TriggerHook)] == [1, 2]
+
+
+def test_g14_no_task_is_triggered_if_one_stopped_while_hooks_ran() -> None:
+    bench = bench_with("one")
+    bench.trigger()
+    bench.run_tasks(B, state=TaskState.CANCELING)
+    bench.handle(events.HookAnswered(1, "one", STATE))
+    assert (triggers(bench), bench.reasons) == ([], {1: FailureReason.NOT_ALL_TASKS_RUNNING.value})
+
+
+def test_a_hook_without_an_answer_in_its_time_aborts_as_trigger_failure_and_fails_no_job() -> None:
+    bench = bench_with("one", "two", master_hook_timeout_ms=200, tolerable_failed_checkpoints=0)
+    for number in (1, 2, 3):
+        bench.trigger()
+        bench.handle(events.HookAnswered(number, "one", None))
+        bench.advance(bench.now + 200)
+    assert set(bench.reasons.values()) == {FailureReason.TRIGGER_FAILURE.value}
+    assert (triggers(bench), bench.all(actions.FailJob), bench.machine.failures.count) == ([], [], 0)
+    (view, *_) = bench.machine.stats.view().history
+    assert view.failure_message == "no answer in time from master hook 'two'"
+    assert bench.machine.is_quiet
+
+
+def test_answers_that_nobody_awaits_change_nothing() -> None:
+    bench = bench_with("one")
+    bench.trigger()
+    for stale in (events.HookAnswered(2, "one", STATE), events.HookFailed(7, "one", ""), events.HookAnswered(1, "x", STATE)):
+        assert bench.handle(stale) == []
+    bench.handle(events.HookAnswered(1, "one", STATE))
+    for stale in (events.HookAnswered(1, "one", None), events.HookFailed(1, "one", "twice")):
+        assert bench.handle(stale) == []
+    bench.ack_all(1)
+    assert bench.all(actions.WriteMetadata)[0].hooks == (STATE,)
+
+
+def test_a_failover_while_hooks_run_aborts_the_checkpoint() -> None:
+    bench = bench_with("one")
+    bench.trigger()
+    bench.handle(events.JobFailing("a task failed"))
+    assert (bench.machine.is_quiet, bench.reasons) == (True, {1: FailureReason.JOB_FAILOVER.value})
+    assert bench.handle(events.HookAnswered(1, "one", STATE)) == []
+
+
+def test_savepoints_have_the_states_too() -> None:
+    bench = bench_with("one")
+    bench.request(CheckpointKind.SAVEPOINT)
+    bench.handle(events.HookAnswered(1, "one", STATE))
+    bench.ack_all(1)
+    assert bench.all(actions.WriteMetadata)[0].hooks == (STATE,)
+
+
+@given(st.lists(st.sampled_from(["trigger", "one", "two", "fail", "time", "stop", "run", "ack", "stale"]), max_size=40))
+@settings(max_examples=examples(200), deadline=None)
+def test_no_task_is_triggered_without_every_hook_and_every_id_is_decided(steps: list[str]) -> None:
+    bench = bench_with("one", "two", master_hook_timeout_ms=20, checkpoint_timeout_ms=30, tolerable_failed_checkpoints=10**6)
+    answered: dict[int, set[str]] = {}
+    for step in steps:
+        newest = bench.machine.next_checkpoint_id - 1
+        match step:
+            case "trigger":
+                bench.trigger()
+            case "one" | "two":
+                answered.setdefault(newest, set()).add(step)
+                bench.handle(events.HookAnswered(newest, step, STATE if step == "one" else None))
+            case "fail":
+                bench.handle(events.HookFailed(newest, "two", "it raised"))
+            case "time":
+                bench.advance(bench.now + 15)
+            case "stop":
+                bench.run_tasks(B, state=TaskState.CANCELING)
+            case "run":
+                bench.run_tasks()
+            case "ack":
+                bench.ack_all(newest)
+            case _:
+                bench.handle(events.HookAnswered(newest - 1, "one", None))
+    assert all(answered[number] == {"one", "two"} for number in triggers(bench))
+    assert len(triggers(bench)) == len(set(triggers(bench)))
+    bench.advance(bench.now + 100)
+    assert bench.machine.is_quiet
+    assert all(write.hooks == (STATE,) for write in bench.all(actions.WriteMetadata))
+    assert A in bench.tasks
+
+
+# ---------------------------------------------------------------------------------------------------------- restoring
+
+
+def failing(call: HookCall) -> list[HookReply]:
+    return [HookReply(HookVerdict.FAILED, message="no route")] if call.kind is HookCallKind.RESTORE else reply_of(call)
+
+
+def restores(rig: Any) -> list[tuple[int, str, int]]:
+    return [(each.attempt, each.name, each.checkpoint_id) for each in of(rig.actions, job_actions.RestoreHook)]
+
+
+def test_no_task_is_deployed_before_every_hook_is_back() -> None:
+    rig = running_rig(master_hooks=("one",))
+    rig.checkpoint()
+    rig.hooks = lambda call: [] if call.kind is HookCallKind.RESTORE else reply_of(call)
+    fail_over(rig)
+    assert rig.state == "RESTARTING"
+    assert not any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
+    rig.feed(job_events.HookRestored(1, "one"))
+    assert rig.state == "RESTARTING", "of an older attempt"
+    rig.feed(job_events.HookRestored(2, "one"))
+    assert rig.state == "RUNNING"
+    assert any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
+
+
+def test_a_hook_that_can_not_be_restored_is_tried_again_and_fails_the_job_after_some_tries_which_keeps_its_checkpoints() -> None:
+    rig = running_rig(master_hooks=("one",))
+    rig.checkpoint()
+    rig.hooks = failing
+    fail_over(rig)
+    rig.pass_time(60_000)
+    assert restores(rig)[1:] == [(2, "one", 1)] * HOOK_TRIES_MAX
+    assert rig.master.state in (JobState.FAILING, JobState.FAILED)
+    assert "master hook 'one' could not be restored: no route" in (rig.master.lifecycle.failure or "")
+    assert metadata_of(rig, 1).hooks == (ONE,)
+
+
+def test_a_hook_fails_while_an_attempt_is_prepared_that_only_finishes_the_job() -> None:
+    rig = running_rig(master_hooks=("one",))
+    for slot in (0, 1):
+        rig.report(slot, 1, TaskState.RUNNING, drained=True)
+    for slot in (0, 1):
+        rig.acknowledge(slot, 1, 1)
+    tries: list[int] = []
+
+    def hooks(call: HookCall) -> list[HookReply]:
+        tries.append(call.checkpoint_id)
+        return failing(call) if len(tries) == 1 else reply_of(call)
+
+    rig.hooks = hooks
+    assert rig.master.lifecycle.finishing == 1
+    fail_over(rig)
+    rig.pass_time(10_000)
+    assert (tries, rig.state) == ([1, 1], "RUNNING")
+
+
+def test_a_hook_that_comes_back_in_time_lets_the_job_go_on() -> None:
+    rig = running_rig(master_hooks=("one", "two"))
+    rig.checkpoint()
+    tries: list[str] = []
+
+    def hooks(call: HookCall) -> list[HookReply]:
+        if call.kind is HookCallKind.RESTORE:
+            tries.append(call.name)
+        return failing(call) if len(tries) < 5 else reply_of(call)
+
+    rig.hooks = hooks
+    fail_over(rig)
+    rig.pass_time(10_000)
+    assert rig.state == "RUNNING"
+    assert rig.deployment(0).restored_checkpoint_id == 1
+
+
+def test_a_new_leader_of_a_running_job_restores_nothing_and_its_checkpoints_have_their_hooks() -> None:
+    """The job goes on from where it is: to take its hooks back would part them from it."""
+    rig = running_rig(master_hooks=("one",))
+    rig.checkpoint()
+    starter = Starter("successor", "", "directory", 0)
+    rig.open(run_flow(resume_submission(JOB, starter), rig.storage))
+    for slot in (0, 1):
+        rig.register(slot, attempt=1)
+    assert (rig.state, restores(rig)) == ("RUNNING", [])
+    number = rig.checkpoint()
+    assert metadata_of(rig, number).hooks == (ONE,)
+    assert rig.commands(0, TriggerCheckpoint)[-1].checkpoint_id == number
