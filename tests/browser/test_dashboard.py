@@ -239,6 +239,7 @@ def test_subtasks_of_a_checkpoint_are_asked_for_when_they_are_opened(browser: Br
     assert not any(url.endswith(wanted) for url, _ in browser.asked())
     browser.button(f"Subtasks of {NAMES[2]}").click()
     browser.until("no subtasks", lambda: "start 5 ms" in browser.run("return document.body.innerHTML"))
+    assert "at most" in browser.text
     assert browser.violations() == []
 
 
@@ -289,6 +290,7 @@ def test_labels_drills_and_cost_where_a_service_has_them(canned: Browser) -> Non
         canned.until(f"no {words}", lambda words=words: words in canned.text)  # type: ignore[misc]
     assert canned.violations() == []
     canned.button("Drill now").click()
+    canned.find("dialog[open]")
     canned.button("Drill now").click()
     canned.until("no drill", lambda: "It runs" in canned.text)
     canned.button("Close").click()
