@@ -149,7 +149,7 @@ def encode_error(error: HoldfastError) -> WireError:
     if isinstance(error, RecoveringError):
         headers["Retry-After"] = str(RECOVERING_RETRY_S)
     if isinstance(error, TooManyRequestsError):
-        headers["Retry-After"] = str(max(1, -(-error.retry_after_ms // 1000)))
+        headers["Retry-After"] = str(max(1, -(-int(error.fields.get("retry_after_ms", 0)) // 1000)))
     return WireError(status_of(error), error_body(error.message), headers)
 
 

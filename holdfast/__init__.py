@@ -191,6 +191,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import StorageThrottledError as StorageThrottledError
     from holdfast.statebackends.errors import StorageUnavailableError as StorageUnavailableError
     from holdfast.statebackends.errors import TooManyFilesError as TooManyFilesError
+    from holdfast.statebackends.errors import TooManyRequestsError as TooManyRequestsError
     from holdfast.statebackends.errors import TooManyRowsSkippedError as TooManyRowsSkippedError
     from holdfast.statebackends.errors import TransportSecurityError as TransportSecurityError
     from holdfast.statebackends.errors import UnclaimedStateError as UnclaimedStateError
@@ -346,7 +347,6 @@ _EXPORTS = {
         "GraphError",
         "HoldfastError",
         "InFlightStateError",
-        "MasterHookError",
         "IncompatibleStateError",
         "InputChangedError",
         "InputOutputError",
@@ -359,6 +359,7 @@ _EXPORTS = {
         "InvariantError",
         "JobExistsError",
         "JobFailedError",
+        "MasterHookError",
         "MaxParallelismError",
         "NotEnoughSlotsError",
         "NotFoundError",
@@ -389,6 +390,7 @@ _EXPORTS = {
         "StorageThrottledError",
         "StorageUnavailableError",
         "TooManyFilesError",
+        "TooManyRequestsError",
         "TooManyRowsSkippedError",
         "TransportSecurityError",
         "UnclaimedStateError",

@@ -25,8 +25,18 @@ settings.register_profile("holdfast", deadline=None, derandomize=FACTOR == 1, ma
 settings.load_profile("holdfast")
 
 _SPARK = "tests/spark"
-_LONG = (_SPARK, "tests/integration", "tests/simulation", "tests/statebackends", "tests/coordinator")
-"""Folders with long files, the longest first. Begun last, one kept a process busy for minutes that the other had nothing to do."""
+_LONG = (
+    _SPARK,
+    "tests/integration",
+    "tests/operators/connectors",
+    "tests/simulation",
+    "tests/servers",
+    "tests/statebackends",
+    "tests/api",
+    "tests/coordinator",
+)
+"""Folders with long files, the longest first, and those that mostly wait between those that mostly work. Begun last, one kept a
+process busy for minutes that the others had nothing to do."""
 
 
 GC_THRESHOLD = 10_000
@@ -77,8 +87,10 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {folder: number for number, folder in enumerate(_LONG)}
-    items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
+    def rank(nodeid: str) -> int:
+        return next((number for number, folder in enumerate(_LONG) if nodeid.startswith(f"{folder}/")), len(_LONG))
+
+    items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.fixture(scope="session", autouse=True)

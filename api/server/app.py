@@ -67,9 +67,19 @@ from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
-from holdfast.barriers.messages import AckAnswers, AckBatch, Heartbeat, NumberedCommand, Registered, RegisterWorker, StatusBatch
+from holdfast.barriers.messages import (
+    AckAnswers,
+    AckBatch,
+    Heartbeat,
+    NumberedCommand,
+    Registered,
+    RegisterWorker,
+    StatusBatch,
+    WorkerAnswer,
+)
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.explain.records import Explanation, HealthView
+from holdfast.coordinator.history.failures import FailurePage
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -96,10 +106,12 @@ _RECORDS = (
     AckAnswers,
     StatusBatch,
     Heartbeat,
+    WorkerAnswer,
     PreflightReport,
     Explanation,
     HealthView,
     Cost,
+    FailurePage,
 )
 """Roots of the worker protocol, for OpenAPI's components."""
 

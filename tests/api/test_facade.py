@@ -41,6 +41,7 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "TooManyRequestsError",
     "QuestionNotKnownError",
     "TransportSecurityError",
     "WorkerBusyError",
@@ -155,6 +156,7 @@ NAMES_SINCE = {
 }
 
 INTERNAL_ERRORS = {
+    "ForbiddenAddressError": "a webhook's delivery fails with its text",
     "UntrustedError": "a worker logs what it says and asks again",
     "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
     "HookError": "ends the process of a master hook; the checkpoint's failure has its text",

@@ -157,11 +157,13 @@ def test_active_member_that_leaves_hands_over_and_none_is_named(members: Members
     active.send(signal.SIGTERM)
     wait_for_active([other], 5.0)
     assert active.process.wait(15) == 0
-    found = members.client(other)._get("/v1/members")["members"]
-    assert [(each["url"], each["role"], each["leaving"]) for each in found] == [
-        (other.url, "active", False),
-        (active.url, "gone", True),
-    ]
+
+    def told() -> list[tuple[str, str, bool]]:
+        found = members.client(other)._get("/v1/members")["members"]
+        return [(each["url"], each["role"], each["leaving"]) for each in found]
+
+    expected_roles = [(other.url, "active", False), (active.url, "gone", True)]
+    eventually(lambda: told() == expected_roles, "the one that left is told as gone")  # read from its file now and then
     other.kill()
     with pytest.raises(ConnectionLostError, match="can't reach the coordinator"):
         members.client(reconnect_timeout_s=0).jobs()
