@@ -90,7 +90,8 @@ def test_a_job_that_never_had_a_checkpoint(running_ms: int, interval_ms: int | N
 
 def drill(checkpoint_id: int, state: DrillState, ago_ms: int) -> DrillView:
     problems = ("part 3: its checksum does not match",) if state is DrillState.FAILED else ()
-    view = DrillView("d" * 32, checkpoint_id, CheckpointKind.CHECKPOINT, f"/state/j/chk-{checkpoint_id}", state, "schedule", NOW - ago_ms)
+    folder = f"/state/j/chk-{checkpoint_id}"
+    view = DrillView("d" * 32, checkpoint_id, CheckpointKind.CHECKPOINT, folder, state, "schedule", NOW - ago_ms)
     return replace(view, problem_count=len(problems), problems=problems)
 
 
