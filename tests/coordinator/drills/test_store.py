@@ -20,7 +20,8 @@ NOW = 1_700_000_000_000
 
 def drill(number: int, state: DrillState = DrillState.PASSED) -> DrillView:
     folder = f"/state/{JOB}/chk-{number}"
-    return DrillView(f"{number:032x}", number, CheckpointKind.CHECKPOINT, folder, state, "schedule", NOW + number, 30, 2, 3, 40, 500)
+    kind = CheckpointKind.CHECKPOINT
+    return DrillView(f"{number:032x}", number, kind, folder, state, "schedule", NOW + number, 30, 2, 3, 40, 500)
 
 
 def test_the_newest_are_kept_and_found() -> None:
