@@ -175,9 +175,9 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request, label, drill). `newest`: the last
-        `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing
-        is."""
+        `kinds`: only these (leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill).
+        `newest`: the last `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of
+        them, empty if nothing is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
         return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
 

@@ -261,6 +261,14 @@ class Claimed(msgspec.Struct, frozen=True):
     takeover_after_ms: int
 
 
+class Labelled(msgspec.Struct, frozen=True):
+    """A user's tool gave a checkpoint a label, or begins to take it back."""
+
+    at_ms: int
+    checkpoint_id: int
+    keeps: bool
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or start is complete."""
 
@@ -331,6 +339,7 @@ Observation: TypeAlias = (
     | HookFailing
     | Listened
     | Claimed
+    | Labelled
     | Led
     | Submitted
     | Lifecycle

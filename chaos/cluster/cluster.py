@@ -291,6 +291,8 @@ class Cluster:
         for _ in range(max(1, self.scenario.members)):
             self.start_coordinator()
         self.start_driver(None)
+        if self.scenario.labels:
+            self.users.begin_labelling()
         self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from holdfast.chaos.workloads import (
     idle,
     joins,
     keys,
+    labels,
     late,
     late_windows,
     latecomers,
@@ -54,7 +55,7 @@ WORKLOADS: dict[str, Workload] = {
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
         *(joins, latecomers, sessions, column_sessions, window_joins, count_windows, outside, splits),
-        *(merging, at_least_once, backlog, pressure, hooked),
+        *(merging, at_least_once, backlog, pressure, hooked, labels),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }

@@ -264,6 +264,8 @@ class Scenario:
     """Coordinators of which one is active and the others stand by; 0: one that knows of no others."""
     row_costs: Mapping[str, RowCost] = field(default_factory=dict)
     """Uid of an operator -> what a row costs it; the others take no time of their own."""
+    labels: bool = False
+    """Users label its checkpoints while it runs."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:

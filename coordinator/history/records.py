@@ -37,7 +37,8 @@ class Line(msgspec.Struct, frozen=True):
     at_ms: int
     """Wall clock of the leader."""
     kind: str
-    """`leader`, `state`, `failure`, `restart`, `first_record`, `checkpoint`, `request`, `label`, `drill`; others may follow."""
+    """`leader`, `state`, `failure`, `restart`, `initialized`, `first_record`, `checkpoint`, `request`, `label`, `drill`;
+    others may follow."""
     facts: dict[str, Any]
 
 
