@@ -82,7 +82,8 @@ def test_every_kind_of_fault_is_written_down_here() -> None:
 
 @pytest.mark.parametrize("kind", crossed(sorted(MOMENTS), every=2))
 def test_fault_hits_and_the_job_survives_it(kind: str) -> None:
-    plan, workload = (MOMENTS[kind],), "counter"
+    plan: tuple[Fault, ...] = (MOMENTS[kind],)
+    workload = "counter"
     if kind == "partition_members":  # members speak to each other when one has no sign of life of another
         plan, workload = (*plan, Fault("store_fails", "coordinator:WriteFile/members", at_ms=300, duration_ms=1_000)), "members"
     run = run_seed(RunRequest(seed_of_two_workers(), workload, plan=plan, backend="memory"))
