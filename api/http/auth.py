@@ -138,7 +138,7 @@ def check_request(caller: Caller, method: str, path: str) -> Access:
     """The kind of a request that the caller may make. Raises AccessDeniedError for one that it may not, NotFoundError for a path
     that no route may have. What no rule names is for administrators alone."""
     if not is_plain(path):
-        raise NotFoundError("no path has control characters")
+        raise NotFoundError("a path begins with a slash and has no control characters")
     access, job_id, is_job_in_body = classify(method, path) or Classified(Access.ADMINISTER, ANY_JOB, is_job_in_body=False)
     if not caller.may(access):
         text = f"a token of role {caller.role} may not {access}: {method} {path[:_CHARACTERS_SHOWN_MAX]}"

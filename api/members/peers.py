@@ -43,15 +43,15 @@ class Peers:
         return answer.status == 200 and answer.headers.get(MEMBER_HEADER) == member
 
     def forward(self, url: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> urllib3.BaseHTTPResponse:
-        """Send a caller's request to the active member; the answer's body is still to be read. Raises NotLeaderError where the
-        caller's token must not go, urllib3's HTTPError if there is no answer."""
+        """Send a caller's request to the active member; the answer's body is still to be read. `target`: path and query, as the
+        caller sent them. Raises NotLeaderError where the caller's token must not go, urllib3's HTTPError if there is no answer."""
         if not is_safe_step(self._url, url):
             text = f"the active member says that it is at {url}, where no token is sent from {self._url}: members need addresses"
             raise NotLeaderError(f"{text} that all of them reach (--advertised-host), and the same scheme", url=url)
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-        return self._pool.request(
+        return self._pool.connection_from_url(url).urlopen(  # not of one URL: a target like `@host/` would make it another host's
             method,
-            f"{url}{target}",
+            target,
             body=body,
             headers=headers,
             timeout=timeout,

@@ -443,6 +443,34 @@ def test_active_member_that_does_not_answer_is_named() -> None:
     assert url.encode() in asked.messages[1]["body"]
 
 
+@pytest.mark.parametrize("target", ["@{victim}/overview", "x@{victim}/jobs/../vertices/../secret", "x/overview", "*"])
+def test_request_target_that_is_no_path_leads_to_no_other_host(
+    upstream: tuple[str, type[Upstream]], pair: tuple[Member, Member], target: str
+) -> None:
+    """`@host/overview` behind the active member's URL would be a URL of that host, with the active member for a user's name."""
+    _, standby = pair
+    url, victim = upstream
+    viewer = standby.json("POST", "/v1/tokens", {"name": "v", "role": "viewer"}, status=201)["token"]
+    sent = f"GET {target.format(victim=url.removeprefix('http://'))} HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer {viewer}\r\n\r\n"
+    host, _, port = standby.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), DEADLINE_S) as caller:
+        caller.sendall(sent.encode())
+        status = int(caller.recv(4096).split()[1])
+    assert victim.asked == []
+    assert status == 404
+
+
+@pytest.mark.parametrize("path", ["@{victim}/overview", "//{victim}/overview", "http://{victim}/overview"])
+def test_peer_asks_the_member_alone(upstream: tuple[str, type[Upstream]], path: str) -> None:
+    """Whatever the path is: the member that is asked is that of the URL."""
+    url, victim = upstream
+    with socket.socket() as member:
+        member.bind(("127.0.0.1", 0))
+        asked = Asked(middleware_of(StandingBy(f"http://127.0.0.1:{member.getsockname()[1]}")), _App)
+        assert asyncio.run(asked.run(path.format(victim=url.removeprefix("http://")))) == 503
+    assert victim.asked == []
+
+
 @pytest.mark.parametrize("own", ["https://10.0.0.1:1", "http://10.0.0.1:1"], ids=["to plain HTTP", "to another machine's loopback"])
 def test_token_goes_to_no_less_safe_a_place(upstream: tuple[str, type[Upstream]], own: str) -> None:
     url, active = upstream
