@@ -39,8 +39,8 @@ ONE_HOST, TWO_HOSTS, S3 = "one host", "two hosts", "S3"
 AIMS_S = {ONE_HOST: 1.0, TWO_HOSTS: 4.0, S3: 12.0}
 """99 of 100 kills: seconds until the job is led again."""
 AIM_STOPPED_S = 10.0
-"""SIGSTOP, in each place. On S3 it can't be met with the default of `takeover_after_ms`: a sign of life stands still for 10 s before
-anybody probes."""
+"""SIGSTOP, in each place. On S3 it can't be met with the default of `takeover_after_ms`: a sign of life stands still for 10 s
+before anybody probes."""
 AIM_GAP_S = 0.2
 RECORDS_PER_SECOND = 2_000
 RECORDS = 1 << 40
