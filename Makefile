@@ -57,7 +57,7 @@ cluster:
 	@$(PYTHON) -m tests.cluster $(ARGS)
 
 compat: setup
-	@$(if $(KAFKA),,scripts/setup --flink)
+	@$(if $(KAFKA),,scripts/setup --flink && scripts/setup --browser)
 	@HOLDFAST_KAFKA=$(KAFKA) PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m compat $(if $(KAFKA),tests/compat/test_kafka.py,tests/compat) $(ARGS)
 
 lock:

@@ -5,6 +5,7 @@ runs. Every call may be repeated safely: submissions carry the driver's nonce an
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
@@ -174,9 +175,9 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, first_record, checkpoint, request, label, drill). `newest`: the last
-        `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of them, empty if nothing
-        is."""
+        `kinds`: only these (leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill).
+        `newest`: the last `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of
+        them, empty if nothing is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}
         return self._get(f"/v1/jobs/{job_id}/history?{urlencode({name: value for name, value in query.items() if value != ''})}")
 
@@ -387,10 +388,12 @@ class RestClient:
                 answer = self._request(target, method, path, body)
                 if target.epoch == 0:
                     self._reached = target.url
+                    self._addresses.reached()
                 return answer
             except (NotLeaderError, ConnectionLostError, NotFoundError) as error:
                 answered = None if isinstance(error, ConnectionLostError) else error
-                asked, target = target, next_target(target, answered, self._address)
+                asked = target
+                target = next_target(asked, answered, functools.partial(self._address, asked.url))
                 self._remember(job_id, target)
                 if target.epoch > asked.epoch and (lost is None or target.epoch > target.unreachable_epoch):
                     continue
@@ -411,11 +414,11 @@ class RestClient:
         while len(self._targets) > TARGETS_MAX:
             self._targets.popitem(last=False)
 
-    def _address(self) -> str:
+    def _address(self, failed: str) -> str:
         """URL of the last coordinator of the state directory, if this machine can read it there; else the configured URL."""
         record = read_run_record(self._directory) if self._directory is not None else None
         recorded = record.url.rstrip("/") if record is not None and is_safe_step(self._reached, record.url) else None
-        return self._addresses.next(recorded)
+        return self._addresses.next(recorded, failed)
 
     def _request(self, target: Target, method: str, path: str, body: bytes | None, timeout: urllib3.Timeout | None = None) -> bytes:
         headers = {"Accept": "application/json"}

@@ -46,6 +46,8 @@ KEEP_ALIVE_INTERVAL_MS = 2_000
 STOP_TIMEOUT_MS = 10_000
 """Milliseconds that a stopping service gives to requests in flight."""
 
+TRACES = ("off", "otlp")
+
 _PREFIX = "HOLDFAST_"
 
 
@@ -101,6 +103,8 @@ class ServerSettings:
     requests_per_s_max: int = REQUESTS_PER_S_MAX
     keep_alive_interval_ms: int = KEEP_ALIVE_INTERVAL_MS
     stop_timeout_ms: int = STOP_TIMEOUT_MS
+    traces: str = "off"
+    """One of TRACES."""
     webhooks: Path | None = None
     """File of webhooks, which get events; absolute."""
     ha: bool = False
@@ -126,7 +130,8 @@ class ServerSettings:
             if getattr(self, name) < least.get(name, 1):
                 text = f"{name} must be at least {least.get(name, 1)}, got {getattr(self, name)}"
                 raise InvalidConfigError(text, setting=name)
-        for name, chosen, known in (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS)):
+        words = (("log_level", self.log_level, LEVELS), ("log_format", self.log_format, FORMATS), ("traces", self.traces, TRACES))
+        for name, chosen, known in words:
             if chosen is not None and chosen not in known:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
         if self.takeover_after_ms is not None:
@@ -223,6 +228,7 @@ def server_settings(
     ha: bool = False,
     flink_ui: str | Path | None = None,
     webhooks: str | Path | None = None,
+    traces: str | None = None,
     prices: str | Path | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
@@ -258,6 +264,7 @@ def server_settings(
         prices=read_prices(price_file) if price_file is not None else None,
         flink_ui=_file(flink_ui or _text(environment, "FLINK_UI")),
         webhooks=_file(webhooks or _text(environment, "WEBHOOKS")),
+        traces=_lower(traces or _text(environment, "TRACES")) or "off",
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),

@@ -645,6 +645,10 @@ class SinkMode(StrEnum):
     """As FORK, and such rows are given up, and named."""
 
 
+BRANCH_MARK = "@"
+"""Between the name of a job and that of its branch."""
+
+
 class Submission(msgspec.Struct, frozen=True):
     """Body of POST /v1/jobs: what a driver asks of the coordinator."""
 
@@ -662,6 +666,8 @@ class Submission(msgspec.Struct, frozen=True):
     """Makes a retried POST idempotent."""
     without_channel_state: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Id of the snapshot whose in-flight records are given up; of another snapshot they never are. None: of none."""
+    branch: Annotated[str, msgspec.Meta(max_length=64)] | msgspec.UnsetType = msgspec.UNSET
+    """The job is a branch of this name; the graph's is `<parent>@<branch>`. Unset: it is none."""
     launch_key: Annotated[str, msgspec.Meta(max_length=255)] = ""
     """Shared by launcher and coordinator: only workers that the launcher started can register (launches.py). Empty: any can."""
 

@@ -38,12 +38,14 @@ Row = dict[str, Any]
 ONE_HOST, TWO_HOSTS, S3 = "one host", "two hosts", "S3"
 AIMS_S = {ONE_HOST: 1.0, TWO_HOSTS: 4.0, S3: 12.0}
 """99 of 100 kills: seconds until the job is led again."""
-AIM_STOPPED_S = {ONE_HOST: 10.0, TWO_HOSTS: 10.0, S3: 10.0 + 7.0}
-"""SIGSTOP. On S3 the sign of life alone stands still for 10 s before anybody probes."""
+AIM_STOPPED_S = 10.0
+"""SIGSTOP, in each place. On S3 it can't be met with the default of `takeover_after_ms`: a sign of life stands still for 10 s
+before anybody probes."""
 AIM_GAP_S = 0.2
 RECORDS_PER_SECOND = 2_000
 RECORDS = 1 << 40
 WORKERS = 2
+HEARTBEAT_S = 2.0
 WAIT_S = 60.0
 TOKEN = "benchmark-token-0123456789"
 
@@ -119,12 +121,9 @@ class Rig:
         return RestClient(",".join(each.url for each in self.members), TOKEN, reconnect_timeout_s=WAIT_S)
 
     def is_led_by(self, member: MemberProcess) -> bool:
-        """Whether the job runs there with all workers, as the member itself says."""
+        """Whether the job is RUNNING there, as the member itself says: a new leader says so when every worker is registered."""
         try:
-            client = RestClient(member.url, TOKEN, reconnect_timeout_s=0)
-            workers = client.workers(self.job)["workers"]
-            is_whole = len(workers) == WORKERS and all(each["registered"] and each["connected"] for each in workers)
-            return is_whole and client.job_state(self.job) == "RUNNING"
+            return RestClient(member.url, TOKEN, reconnect_timeout_s=0).job_state(self.job) == "RUNNING"
         except HoldfastError:
             return False
 
@@ -147,7 +146,9 @@ class Rig:
         same = RestClient(standby.url, TOKEN).workers(self.job)["attempt"] == attempt
         active.close()
         self.members.remove(active)
-        self.start_member()
+        joined = self.start_member()
+        _until(lambda: joined.url in self._known_at(standby), "the new member is known")
+        time.sleep(2 * HEARTBEAT_S)  # a worker is told of it by the answer to a heartbeat
         return {
             "workload": "takeover",
             "place": self._place,
@@ -157,6 +158,9 @@ class Rig:
             "gap_s": round(self._longest_gap_s(at_wall_s), 3),
             "same_attempt": same,
         }
+
+    def _known_at(self, member: MemberProcess) -> list[str]:
+        return [each["url"] for each in RestClient(member.url, TOKEN)._get("/v1/members")["members"]]
 
     def _lines(self) -> list[tuple[float, float]]:
         lines = [line.split() for path in (self._folder / "trace").iterdir() for line in path.read_text().split("\n")[:-1]]
@@ -234,7 +238,7 @@ def summary(rows: list[Row]) -> list[Row]:
         led = sorted(row["led_s"] for row in each)
         p99 = led[min(len(led) - 1, int(0.99 * len(led)))]
         gap = max(row["gap_s"] for row in each)
-        aim = (AIMS_S if event == "kill -9" else AIM_STOPPED_S)[place]
+        aim = AIMS_S[place] if event == "kill -9" else AIM_STOPPED_S
         meets = p99 <= aim and gap <= AIM_GAP_S and all(row["same_attempt"] for row in each)
         table.append(
             {"workload": "takeover", "place": place, "event": event, "times": len(each), "led_p50_s": led[len(led) // 2],

@@ -1,4 +1,4 @@
-"""Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, and of a read of every row.
+"""Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, of a read of every row, and of a drill.
 
 Each tool is a process of its own, and `over_start` is its peak above that of one that only imports the tools. `megabytes` are the
 snapshot's own bytes: a tool that reads states as a stream stays far below them.
@@ -53,6 +53,14 @@ from holdfast.api.snapshots.snapshot import Snapshot
 rows = sum(batch.num_rows for batch in Snapshot(sys.argv[1]).table("op", "value"))
 assert rows == int(sys.argv[2]), rows
 """
+_DRILL = """
+import sys
+from holdfast.coordinator.drills.reading import drill_snapshot
+report = drill_snapshot(sys.argv[1])
+assert (report.rows, report.problems) == (int(sys.argv[2]), ()), report
+"""
+DRILL_OF_VERIFY_MAX = 2.0
+"""Aim: a drill takes so many times as long as `verify` of the same snapshot, at most."""
 
 
 def make(folder: Path, keys: int, table_format: Format) -> None:
@@ -141,11 +149,14 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
             "inspect": [*command, "inspect", path],
             "inspect --state": [*command, "inspect", path, "--state", "op", "value", "--limit", "20"],
             "every row": ["-c", _READ_ALL, path, str(keys)],
+            "drill": ["-c", _DRILL, path, str(keys)],
         }
         _, start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"])
+        verified_s = 0.0
         for tool, arguments in tools.items():
             seconds, peak_mb = run_tool(arguments)
-            yield {
+            verified_s = seconds if tool == "verify" else verified_s
+            row: Row = {
                 "tool": tool,
                 "format": table_format,
                 "keys": keys,
@@ -155,6 +166,9 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
                 "over_start_mb": round(peak_mb - start_mb),
                 "load_average": round(os.getloadavg()[0], 1),
             }
+            if tool == "drill":
+                row |= {"of_verify": round(seconds / verified_s, 2), "aim_of_verify": DRILL_OF_VERIFY_MAX}
+            yield row
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -49,6 +49,12 @@ class AttemptDeployed(msgspec.Struct, frozen=True):
     known."""
 
 
+class AttemptInitialized(msgspec.Struct, frozen=True):
+    """All tasks of an attempt run: their state is restored. Also said when a new leader finds them so."""
+
+    attempt: int
+
+
 class FirstRecords(msgspec.Struct, frozen=True):
     """Workers have told the first records of an attempt."""
 
@@ -101,6 +107,7 @@ Note: TypeAlias = (
     StateChanged
     | AttemptFailed
     | AttemptDeployed
+    | AttemptInitialized
     | FirstRecords
     | CheckpointFailed
     | RequestEnded

@@ -300,7 +300,7 @@ class CoordinatorService:
         """Delete what a job that ended before this process began keeps no longer."""
         with self._registry.lock_of(job_id):
             if not self._closed and self._registry.find(job_id) is None:
-                self._perform(self._host.recover_job(job_id))
+                self._perform(self._host.clear(job_id))
 
     def cancel(self, job_id: str) -> None:
         if self._registry.recorded(job_id) is None:

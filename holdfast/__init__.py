@@ -145,6 +145,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.errors import CommittablesLeftError as CommittablesLeftError
     from holdfast.statebackends.errors import CorruptStateError as CorruptStateError
     from holdfast.statebackends.errors import FencedError as FencedError
+    from holdfast.statebackends.errors import ForgetError as ForgetError
     from holdfast.statebackends.errors import GraphError as GraphError
     from holdfast.statebackends.errors import HoldfastError as HoldfastError
     from holdfast.statebackends.errors import IncompatibleStateError as IncompatibleStateError
@@ -346,6 +347,7 @@ _EXPORTS = {
         "FencedError",
         "GraphError",
         "HoldfastError",
+        "ForgetError",
         "InFlightStateError",
         "IncompatibleStateError",
         "InputChangedError",

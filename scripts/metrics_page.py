@@ -36,6 +36,8 @@ coordinator, as Prometheus expects; each job is told by the coordinator that lea
 ```yaml
 scrape_configs:
   - job_name: holdfast
+    scheme: https
+    tls_config: {ca_file: /etc/prometheus/holdfast-ca.pem}                            # the state directory's _ca.pem
     authorization: {type: Bearer, credentials_file: /etc/prometheus/holdfast-token}   # holdfast token create --role viewer
     static_configs: [{targets: ["coordinator-0:8443", "coordinator-1:8443"]}]
 ```

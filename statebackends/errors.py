@@ -278,6 +278,13 @@ class MasterHookError(RestoreError):
     """Versions that the hook knows."""
 
 
+class ForgetError(HoldfastError):
+    """A key can't be forgotten: a coordinator may run, there is no snapshot, or one is of another job."""
+
+    path: str | None = None
+    job: str | None = None
+
+
 class InFlightStateError(RestoreError):
     """The snapshot holds records in flight on an edge that the job does not have, or has otherwise; or which an edit would part
     from the state that lacks their effect."""

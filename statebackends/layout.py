@@ -9,6 +9,7 @@
     <state-dir>/<job>/leader/<epoch>                              who leads the job
     <state-dir>/<job>/submissions/<n>.json  attempts/<a>.json  results/<n>.json  config/<n>.json
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
+    <state-dir>/<job>/drills/<time>-<drill>.json                  what a drill of one of its snapshots found
     <state-dir>/<job>/labels/<id>                                 a checkpoint that may have labels
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
     <state-dir>/<job>/chk-<id>/_label-<n>                         what its users call it, or that it is being deleted
@@ -159,6 +160,7 @@ TASK_OWNED_FOLDER = "taskowned"
 CONFIG_FOLDER = "config"
 """Settings of running submissions that were changed."""
 HISTORY_FOLDER = "history"
+DRILLS_FOLDER = "drills"
 LABELS_FOLDER = "labels"
 """Names of files: the ids of the job that were ever given a label. They tell where to look, and are no proof."""
 SOURCES_FOLDER = "sources"
@@ -183,6 +185,7 @@ _CHECKPOINT_NAME = re.compile(rf"{CHECKPOINT_PREFIX}([1-9][0-9]{{0,{CHECKPOINT_D
 _CHECKPOINT_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINT_PREFIX}[0-9]+")
 _LABEL_NAME = re.compile(r"_label-([1-9][0-9]{0,5})")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
+_DRILL_NAME = re.compile(r"[0-9]{15}-[0-9a-f]{32}\.json")
 _HISTORY_NAME = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\.jsonl")
 _JOB_RECORD = re.compile(r"leader/\d+|labels/[1-9]\d{0,17}|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
 STREAM_RECORD = "stream.json"
@@ -239,6 +242,14 @@ class JobPaths(msgspec.Struct, frozen=True):
     def history(self, epoch: int, first: int) -> str:
         """File of the records that one leader made, from number `first` on."""
         return f"{self.job_id}/{HISTORY_FOLDER}/{epoch}-{first}.jsonl"
+
+    @property
+    def drills(self) -> str:
+        return f"{self.job_id}/{DRILLS_FOLDER}"
+
+    def drill(self, started_ms: int, drill_id: str) -> str:
+        """What the drill found that began then, ms since the epoch; names sort by that time."""
+        return f"{self.job_id}/{DRILLS_FOLDER}/{started_ms:015d}-{drill_id}.json"
 
     @property
     def labels(self) -> str:
@@ -350,6 +361,11 @@ def parse_history_name(name: str) -> tuple[int, int] | None:
     """Epoch and number of the first record of a file in a job's history; None for any other name."""
     found = _HISTORY_NAME.fullmatch(name)
     return (int(found[1]), int(found[2])) if found is not None else None
+
+
+def is_drill_name(name: str) -> bool:
+    """Whether a name is that of a drill's file."""
+    return _DRILL_NAME.fullmatch(name) is not None
 
 
 def is_input_manifest(path: str) -> bool:

@@ -22,6 +22,7 @@ def show_examination(
     state_dir: str | None,
     url: str | None,
     token_file: Path | None,
+    ca: Path | None,
     tls: tuple[Path | None, Path | None, Path | None],
     spark_conf: Path | None,
     asks_spark: bool,
@@ -31,12 +32,13 @@ def show_examination(
     directory = named_state_directory(environment, url=None, state_dir=state_dir)
     if directory is not None and "://" not in directory:
         directory = str(Path(directory).expanduser().absolute())
-    client = _client(environment, url, token_file, state_dir)
+    client = _client(environment, url, token_file, state_dir, ca)
     certificate, key, authority = tls
     what = Examined(
         state_directory=directory,
         url=client.url if client is not None else None,
         token=client.token if client is not None else None,
+        authorities=client.authorities if client is not None else None,
         certificate=certificate,
         key=key,
         authority=authority,
@@ -55,11 +57,11 @@ def show_examination(
 
 
 def _client(
-    environment: Mapping[str, str], url: str | None, token_file: Path | None, state_dir: str | None
+    environment: Mapping[str, str], url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None
 ) -> ClientSettings | None:
     """The coordinator that is named, or that served the state directory last; None: there is none to ask."""
     try:
-        return client_settings(environment, url=url, token_file=token_file, state_dir=state_dir)
+        return client_settings(environment, url=url, token_file=token_file, state_dir=state_dir, ca=ca)
     except NeverServedError:
         return None
     except InvalidConfigError as error:

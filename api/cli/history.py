@@ -135,6 +135,7 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "state": _state,
     "failure": _failure,
     "restart": _restart,
+    "initialized": lambda facts: f"all tasks of attempt {facts['attempt']} run",
     "first_record": _first_record,
     "checkpoint": _checkpoint,
     "request": _request,

@@ -250,6 +250,9 @@ def serve(
     webhooks: Annotated[
         Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
     ] = None,
+    traces: Annotated[
+        str | None, typer.Option("--traces", help="otlp: spans to an OpenTelemetry collector, as OTEL_... says; off if left out.")
+    ] = None,
     prices: Annotated[
         Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
     ] = None,
@@ -279,6 +282,7 @@ def serve(
         ha=ha,
         flink_ui=flink_ui,
         webhooks=webhooks,
+        traces=traces,
         prices=prices,
         log_level=log_level,
         log_format=log_format,
@@ -291,6 +295,7 @@ def doctor(
     state_dir: StateDir = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate of the coordinator, PEM.")] = None,
     key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
     authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
@@ -309,6 +314,7 @@ def doctor(
         state_dir=state_dir,
         url=url,
         token_file=token_file,
+        ca=ca,
         tls=(certificate, key, authority),
         spark_conf=spark_conf,
         asks_spark=spark,
@@ -372,7 +378,7 @@ def history(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", help="With commas: leader, state, failure, restart, first_record, checkpoint, request, label, drill."
+            "--kinds", help="leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill."
         ),
     ] = "",
     after: Annotated[
@@ -881,6 +887,40 @@ def revoke(
     """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
     connect(url, token_file, state_dir, ca).revoke_token(token_id)
     console.show_line(f"{token_id} is revoked")
+
+
+@app.command()
+def forget(
+    job: Job,
+    state: Annotated[
+        tuple[str, str],
+        typer.Option("--state", metavar="UID NAME", help="Operator and state; * for all keyed states and timers of the operator."),
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory for the savepoint without the key; a path or a URL.")],
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="K", help="The key. Other users of this machine can see it; see --key-file.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option("--key-file", metavar="FILE", help="File that holds the key.")] = None,
+    snapshot: Annotated[
+        list[str], typer.Option("--snapshot", metavar="PATH", help="A further savepoint of the job; again for more.")
+    ] = [],  # noqa: B006
+    local: Annotated[
+        list[str], typer.Option("--local", metavar="DIR", help="A local directory of workers on this host; again for more.")
+    ] = [],  # noqa: B006
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="Write the certificate there.")] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a key of a stopped job: write a savepoint without it, then delete every other snapshot of the job that may hold it.
+    Prints where to restore from, and what is not covered. The same command goes on after a crash. Exit code 1: some was kept."""
+    from holdfast.api.cli.forgetting import run_forget
+
+    directory = named_state_directory(os.environ, url=None, state_dir=state_dir)
+    if directory is None:
+        raise InvalidConfigError("a key is forgotten in a state directory: give --state-dir", setting="state_dir")
+    job_id = job if is_job_id(job) else derive_job_id(job)
+    if not run_forget(directory, job_id, state, (key, key_file), to, (snapshot, local), certificate, as_json=as_json):
+        raise typer.Exit(console.EXIT_FAILED)
 
 
 audit = typer.Typer(help="The log of who changed what, and who was refused: show, verify.", no_args_is_help=True)

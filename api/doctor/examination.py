@@ -19,7 +19,10 @@ class Examined:
 
     state_directory: str | None = None
     url: str | None = None
+    """One, or those of several members with commas between."""
     token: str | None = None
+    authorities: str | None = None
+    """Certificates to trust, PEM."""
     certificate: Path | None = None
     key: Path | None = None
     authority: Path | None = None
@@ -44,15 +47,16 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
     else:
         left_out.append(skipped("storage", "no state directory was named: --state-dir"))
     if what.url is not None:
-        look = functools.partial(network.coordinator, what.url, what.token)
-        checks.append(Check("coordinator", look, "look at the network between here and there"))
+        for url in what.url.split(","):
+            look = functools.partial(network.coordinator, url, what.token, what.authorities)
+            checks.append(Check("coordinator", look, "look at the network between here and there"))
     else:
         left_out.append(skipped("coordinator", "none was named, and none has served the state directory: --url"))
     if what.certificate is not None and what.key is not None:
         look = functools.partial(network.certificates, what.certificate, what.key, what.authority)
         checks.append(Check("certificate", look, "look at the files with openssl"))
     if what.asks_spark:
-        look = functools.partial(executors.ask_spark, what.url, what.state_directory)
+        look = functools.partial(executors.ask_spark, what.url and what.url.split(",")[0], what.state_directory)
         found = run_checks([Check("executors", look, "Spark does not start, or has no free slots")], executors.TIMEOUT_S)
     else:
         found = [skipped("executors", "Spark is started only with --spark: what executors reach is not known")]

@@ -14,6 +14,7 @@ import urllib3
 
 from holdfast.api.doctor.findings import Finding, fault, ok, warning
 from holdfast.api.doctor.storage import skew
+from holdfast.operators.worker.trust import client_context
 
 TIMEOUT_S = 5.0
 EXPIRY_WARNING_S = 30 * 24 * 3600
@@ -21,11 +22,16 @@ _ROUNDS_MAX = 20
 _RENEW = "renew it, for the host names of the coordinator"
 
 
-def coordinator(url: str, token: str | None) -> Iterator[Finding]:
-    """Whether it answers, is ready, knows the token, and has the same time."""
-    http = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S)
+def coordinator(url: str, token: str | None, authorities: str | None = None) -> Iterator[Finding]:
+    """Whether it answers, is ready, knows the token, and has the same time. `authorities`: certificates to trust, PEM; None: those
+    of the system."""
+    http = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=client_context(authorities))
     try:
         answer = http.request("GET", f"{url}/healthz")
+    except urllib3.exceptions.SSLError as error:
+        fix = "give --ca, the state directory's _ca.pem; or have its certificate issued for the host that the URL names"
+        yield fault("coordinator", f"the certificate of {url} is not accepted: {_reason(error)}", fix)
+        return
     except urllib3.exceptions.HTTPError as error:
         fix = "compare host and port with `serve`'s own line and --advertised-host; look at firewalls and NetworkPolicies between"
         yield fault("coordinator", f"{url} does not answer: {_reason(error)}", fix)

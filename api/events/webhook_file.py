@@ -29,7 +29,7 @@ WEBHOOKS_MAX = 16
 FILE_BYTES_MAX = 64 * 1024
 URL_CHARACTERS_MAX = 2_048
 NAMES_MAX = 1_000
-KINDS = ("leader", "state", "failure", "restart", "checkpoint", "request", "gap")
+KINDS = ("leader", "state", "failure", "restart", "initialized", "first_record", "checkpoint", "request", "label", "drill", "gap")
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
 """Bytes of a secret. Source: Standard Webhooks, signature scheme."""
@@ -84,14 +84,14 @@ def read_webhooks(path: Path) -> tuple[Webhook, ...]:
 
 
 def _read(path: Path) -> tuple[str, bool]:
-    """Text, and whether no other user may read it."""
+    """Text, and whether it is for its owner and its group alone."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
             mode = path.stat().st_mode
         if len(content) > FILE_BYTES_MAX:
             raise _wrong(path, f"is larger than {FILE_BYTES_MAX} bytes")
-        return content.decode("utf-8"), not mode & (stat.S_IRWXG | stat.S_IRWXO)
+        return content.decode("utf-8"), not mode & (stat.S_IWGRP | stat.S_IRWXO)  # Kubernetes gives a pod's group its secrets
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"can't be read: {error}") from error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.audit import AuditLine
 from holdfast.api.access.audit_log import PAGE_LINES_MAX, read_audit_page
@@ -56,7 +56,7 @@ async def audit(
     limit: Annotated[int, Query(ge=1, le=PAGE_LINES_MAX)] = LINES_DEFAULT,
 ) -> Response:
     """Changes and refusals of all coordinators of the state directory. A line is there a second after its request."""
-    location = request.app.state.settings.location
-    page = await run_in_threadpool(read_audit_page, location, after, limit)
+    state = request.app.state
+    page = await to_thread.run_sync(read_audit_page, state.settings.location, after, limit, limiter=state.history_readers)
     found = Audit(lines=[_shown(line) for line in page.lines], next=page.next)
     return Response(msgspec.json.encode(found.model_dump(by_alias=True)), media_type="application/json")

@@ -31,7 +31,7 @@ class HistoryRecord(schemas.Record):
     """Consecutive within the epoch."""
     at_ms: int
     kind: str
-    """leader, state, failure, restart, first_record, checkpoint, request, label, drill; later versions may add others."""
+    """leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill; others may follow."""
     facts: dict[str, Any]
 
 

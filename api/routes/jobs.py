@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ConfigDict
+from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller
@@ -40,9 +42,14 @@ from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.coordinator.restore.resolve import LATEST, is_path
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.coordinator.views import CheckpointConfigView
-from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError
+from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, StorageUnavailableError
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+CHECKS_MAX = 2
+"""Checks of snapshots against running jobs at a time."""
+
+_checking = threading.BoundedSemaphore(CHECKS_MAX)
 
 
 @router.post(
@@ -212,8 +219,19 @@ async def preflight_of(
     ] = LATEST,
     allow_non_restored_state: Annotated[bool, Query(description="State that no operator of the job has may be dropped")] = False,
 ) -> Response:
-    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed."""
-    view = await _in_thread(request, service.job, job_id)
+    """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed. 503 while two others are
+    checked so."""
+    view = await run_in_threadpool(service.job, job_id)
     submission = Submission(view.graph, job_id, restore, allow_non_restored_state=allow_non_restored_state)
     _check_job(request, submission)
-    return answer(await _in_thread(request, service.preflight, submission))
+    return answer(await run_in_threadpool(_preflight, service, submission))
+
+
+def _preflight(service: Coordinator, submission: Submission) -> PreflightReport:
+    """Checks of pages read every file of a snapshot, and have no place among the threads of drivers."""
+    if not _checking.acquire(blocking=False):
+        raise StorageUnavailableError(f"{CHECKS_MAX} snapshots are being checked: try again later", job=submission.job_id)
+    try:
+        return service.preflight(submission)
+    finally:
+        _checking.release()

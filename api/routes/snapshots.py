@@ -96,8 +96,8 @@ def rows(
 ) -> dict[str, Any]:
     """One page of the rows of a state. Values are JSON texts, cut at 1,000 characters; `clipped` of them were. 503 while two other
     pages are read."""
-    snapshot = directories.open(path)
     with _one_of(_paging, f"{PAGES_MAX} pages of rows are being read", path):
+        snapshot = directories.open(path)
         page = snapshot.row_page(uid, state, after=after, limit=limit)
     return {
         "location": snapshot.location,
@@ -124,9 +124,9 @@ def diff(
     from holdfast.api.snapshots import inspection
     from holdfast.api.snapshots.row_pages import cell_text, clip_text
 
-    before, after = directories.open(path), directories.open(other)
-    _check_size(before, after, uid, state)
     with _one_of(_comparing, "two snapshots are being compared", path):
+        before, after = directories.open(path), directories.open(other)
+        _check_size(before, after, uid, state)
         found = before.diff(after, uid=uid, state=state, keys_max=keys)
     return inspection.describe_diff(before, after, found, shown=lambda value: clip_text(cell_text(value)))
 

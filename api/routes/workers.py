@@ -127,6 +127,8 @@ class LeaderEpoch(schemas.Record):
     """Answer to a heartbeat."""
 
     epoch: int
+    members: list[str]
+    """URLs of the coordinators of which one leads, this one first; empty: there are no others."""
 
 
 def _worker(view: WorkerView) -> Worker:
@@ -203,10 +205,14 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
     prove(request.scope, CallerKind.WORKER)
+    members = _members(request)
+    return answer(msgspec.structs.replace(registered, members=members) if members else registered)
+
+
+def _members(request: Request) -> tuple[str, ...]:
+    """URLs of the members, for workers; empty without others."""
     membership: Membership | None = request.app.state.membership
-    if membership is not None:
-        registered = msgspec.structs.replace(registered, members=membership.urls())
-    return answer(registered)
+    return membership.urls() if membership is not None else ()
 
 
 @router.get("/{slot}/commands", response_class=Response, responses={200: describe_answer(NumberedCommand, MEDIA_TYPE)})
@@ -258,7 +264,7 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     _match("slot", message.slot, slot)
     epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
-    return LeaderEpoch(epoch=epoch)
+    return LeaderEpoch(epoch=epoch, members=list(_members(request)))
 
 
 @router.post("/{slot}/answers", openapi_extra=describe_record(WorkerAnswer))

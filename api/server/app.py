@@ -27,6 +27,7 @@ from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
 from holdfast.api.errors import BusyError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.traces import Traces, open_provider
 from holdfast.api.events.webhook_file import read_webhooks
 from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
@@ -142,6 +143,7 @@ def create_app(
     app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
     receivers = read_webhooks(settings.webhooks) if settings.webhooks is not None else ()
+    app.state.traces = Traces(service, open_provider() if settings.traces == "otlp" else None)
     app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
     app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)

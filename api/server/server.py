@@ -18,6 +18,7 @@ import uvicorn
 
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.events.stream import EventStreams
+from holdfast.api.events.traces import Traces
 from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.door import TlsDoor
@@ -172,6 +173,7 @@ class RestServer(uvicorn.Server):
         self._audit: AuditLog = app.state.audit
         self._events: EventStreams = app.state.events
         self._webhooks: Webhooks = app.state.webhooks
+        self._traces: Traces = app.state.traces
         self._on_started = on_started
         self._tls = tls
 
@@ -183,6 +185,7 @@ class RestServer(uvicorn.Server):
             self._tls.start()
         self._on_started()
         self._webhooks.start()
+        self._traces.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the coordinator first: its command streams end, so that connections can close.
@@ -190,6 +193,7 @@ class RestServer(uvicorn.Server):
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._events.close()
         self._webhooks.close()
+        self._traces.close()
         self._service.close()
         await super().shutdown(sockets=sockets)
         if self._tls is not None:

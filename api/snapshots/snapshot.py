@@ -18,12 +18,13 @@ from holdfast.api.snapshots.row_pages import RowPage, RowPosition, read_page
 from holdfast.api.snapshots.rows import Row, rows_of
 from holdfast.barriers.sinkreading import find_replaced
 from holdfast.coordinator.ha.recorded_job import decode_decision
-from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
+from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import check_target
+from holdfast.coordinator.ownership.labels import RESTORE_PREFIX, find_label, read_labels
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.layout import METADATA_NAME, metadata_path
+from holdfast.statebackends.layout import METADATA_NAME, JobPaths, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
@@ -32,6 +33,7 @@ from holdfast.statebackends.state_processor.contents import (
     Place,
     StoredSnapshot,
     StoredState,
+    absolute_location,
     check_contents,
     metadata_table,
     place_of,
@@ -45,13 +47,19 @@ from holdfast.statebackends.state_processor.export import ExportReport, export_s
 from holdfast.statebackends.state_processor.flights import flights_of
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
 from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, run_flow
 
 
 def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
-    """Open the snapshot in a folder, or by its `_metadata` file; a savepoint's pointer in its job is followed.
+    """Open the snapshot in a folder, or by its `_metadata` file; a savepoint's pointer in its job is followed, and `label:NAME` in
+    a job's directory names the snapshot with that label.
 
     Raises NotFoundError, CorruptStateError, UnsupportedVersionError, StorageUnavailableError."""
+    labelled = _labelled(location)
+    if labelled is not None:
+        return open_snapshot(labelled)
     place = place_of_snapshot(location)
     try:
         content = run_flow(read_metadata_file(metadata_path(place.folder)), place.storage)
@@ -69,6 +77,18 @@ def open_snapshot(location: Location, *, follow: bool = True) -> StoredSnapshot:
             snapshot = StoredSnapshot(decode_metadata(content, path), place.storage, place.folder)
             check_contents(snapshot)
             return snapshot
+
+
+def _labelled(location: Location) -> str | None:
+    """Location of the snapshot that `<state-dir>/<job>/label:NAME` names; None for any other location. Raises NotFoundError."""
+    parent, _, name = os.fspath(location).rstrip("/").rpartition("/")
+    root, _, job_id = parent.rpartition("/")
+    if not name.startswith(RESTORE_PREFIX) or not is_job_id(job_id):
+        return None
+    directory = root or ("/" if parent.startswith("/") else ".")
+    storage = RoutedStorage(open_storage(absolute_location(directory)))
+    found = find_label(job_id, run_flow(read_labels(JobPaths(job_id)), storage), name.removeprefix(RESTORE_PREFIX))
+    return found.folder if is_absolute_folder(found.folder) else f"{storage.root.rstrip('/')}/{found.folder}"
 
 
 def target_of(location: Location) -> Place:

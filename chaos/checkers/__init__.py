@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I43 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I45 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from holdfast.chaos.checkers.effects import EffectsChecker
 from holdfast.chaos.checkers.eventtime import EventTimeChecker, ForwardedChecker, LateChecker
 from holdfast.chaos.checkers.finished import FinishedChecker
 from holdfast.chaos.checkers.in_flight import InFlightChecker
+from holdfast.chaos.checkers.labels import LabelsChecker
 from holdfast.chaos.checkers.ledger import JobLedger
 from holdfast.chaos.checkers.liveness import LivenessChecker
 from holdfast.chaos.checkers.notices import NoticesChecker
@@ -37,6 +38,7 @@ from holdfast.chaos.checkers.settings import SettingsChecker
 from holdfast.chaos.checkers.silence import AlignmentChecker, SilenceChecker
 from holdfast.chaos.checkers.splits import SplitsChecker
 from holdfast.chaos.checkers.stops import StopsChecker
+from holdfast.chaos.checkers.takeovers import TakeoversChecker
 from holdfast.chaos.checkers.workingfolders import WorkingFoldersChecker
 from holdfast.chaos.workloads.scenario import Scenario
 
@@ -59,6 +61,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     CutChecker,
     InFlightChecker,
     RetentionChecker,
+    LabelsChecker,
     RecoveryChecker,
     RepairChecker,
     PacingChecker,
@@ -77,6 +80,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     BoundsChecker,
     WorkingFoldersChecker,
     NoticesChecker,
+    TakeoversChecker,
     LivenessChecker,
 )
 """Order in which checkers receive an observation: causes before their consequences."""
@@ -125,6 +129,8 @@ INVARIANTS: dict[str, str] = {
     "I41": "nothing is outside before a checkpoint that covers it is complete",
     "I42": "no staged file is lost before its rows are outside, and none is left when they are",
     "I43": "a merge replaces committed files that are current, by one with their rows, and nothing else changes",
+    "I44": "a member takes over from one that left, freed its lock, or neither gave a sign of life nor answered",
+    "I45": "a checkpoint with a label is not deleted until the label is taken back",
 }
 """Invariant -> its meaning in one line."""
 

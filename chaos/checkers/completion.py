@@ -36,6 +36,7 @@ from holdfast.chaos.checkers.observations import (
     WorldView,
 )
 from holdfast.chaos.checkers.oracle import is_replaced
+from holdfast.chaos.workloads.hooked import hook_states
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.statebackends.handles import FileHandle, OperatorSubtaskState, PlaceholderHandle, SegmentHandle, external_places
 from holdfast.statebackends.layout import METADATA_NAME, SHARED_FOLDER
@@ -119,6 +120,8 @@ class CompletionChecker(Checker):
         if submission is None:
             self.report("I11", f"checkpoint {number} completed for submission {claim.submission}, which is not on record")
             return
+        if snapshot.metadata.hooks != hook_states(submission.graph.config.master_hooks, number):
+            self.report("I11", f"checkpoint {number} has not the states that its master hooks gave")
         acks = self._acks.get((claim.attempt, number), {})
         finished = _finished_tasks(snapshot.metadata.properties.get("finished_tasks", ""))
         operators = {operator.uid: operator for operator in snapshot.metadata.operators}

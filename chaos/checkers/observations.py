@@ -241,6 +241,34 @@ class Listened(msgspec.Struct, frozen=True):
     actor: str
 
 
+class Claimed(msgspec.Struct, frozen=True):
+    """A member asks for the epoch behind the active member's, and what it had to go by: its looks at storage, its probes, and the
+    lock of its host, as its ports have them."""
+
+    at_ms: int
+    actor: str
+    epoch: int
+    has_left: bool
+    """The active member's last sign says so."""
+    unchanged_ms: int
+    """Time between the first and the last of its looks that saw the active member's sign as it is."""
+    probed_ms: int
+    """Time from the first of these looks until it sent the last probe; negative: none since."""
+    probe_failed: bool
+    """That probe was answered, and not by the active member, or timed out."""
+    has_lock: bool
+    """It holds the lock of its host, which the active member held in its epoch, by that sign."""
+    takeover_after_ms: int
+
+
+class Labelled(msgspec.Struct, frozen=True):
+    """A user's tool gave a checkpoint a label, or begins to take it back."""
+
+    at_ms: int
+    checkpoint_id: int
+    keeps: bool
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or start is complete."""
 
@@ -310,6 +338,8 @@ Observation: TypeAlias = (
     | EmittedBehind
     | HookFailing
     | Listened
+    | Claimed
+    | Labelled
     | Led
     | Submitted
     | Lifecycle

@@ -23,11 +23,11 @@ from holdfast.coordinator.ha.records import LeaderRecord
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths, parse_label_name
 from holdfast.statebackends.snapshot.parts import snapshot_files
 from holdfast.statebackends.storage.port import Flow, run_flow
 
-_RECORDS = ("leader", "submissions", "attempts", "results", "config", "history", "sources", "sinks")  # `sinks`: I42
+_RECORDS = ("leader", "submissions", "attempts", "results", "config", "history", "labels", "sources", "sinks")  # `sinks`: I42
 _NONCE = "tried recovery"
 
 
@@ -94,6 +94,7 @@ class RecoveryChecker(Checker):
         savepoint = checkpoint.kind.is_savepoint
         if checkpoint.fact is CheckpointFact.COMPLETED and snapshot is not None and not savepoint:
             owned |= {snapshot.path(handle.path) for handle, _, _ in snapshot_files(snapshot.metadata)}
+            owned |= {path for path in self.world.state.paths(folder) if parse_label_name(path.rpartition("/")[2]) is not None}
         return owned
 
 

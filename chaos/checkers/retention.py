@@ -44,7 +44,7 @@ from holdfast.chaos.checkers.observations import (
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle
-from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, SHARED_FOLDER, writer_of
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, SHARED_FOLDER, JobPaths, writer_of
 from holdfast.statebackends.snapshot.parts import file_handles, snapshot_files
 from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, ListFolder
 
@@ -222,7 +222,10 @@ class RetentionChecker(Checker):
             for number, each in self.ledger.completed.items()
             if self.ledger.stands(number) and each.kind in (CheckpointKind.CHECKPOINT, CheckpointKind.FINAL)
         ]
-        limit = self.ledger.submissions[submission].graph.config.retained_checkpoints
+        if any(self.world.state.size(JobPaths(self.world.job_id).labelled(number)) is not None for number in kept):
+            return  # labels keep some, and shared files with them; one that lost its label beside its leader goes with the next
+        config = self.ledger.submissions[submission].graph.config
+        limit = config.retained_checkpoints + config.retained_hourly + config.retained_daily
         if result.state == "FINISHED" and not self._keeps_finished(submission):
             limit = 0
         elif self._begins_with(max(kept, default=0)):

@@ -24,6 +24,7 @@ from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observ
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
 from holdfast.chaos.cluster.emitted import EmittedRows
+from holdfast.chaos.cluster.member_host import MemberHost, SimHost
 from holdfast.chaos.cluster.users import Users
 from holdfast.chaos.cluster.worker_host import SimPorts, WorkerHost, repeatable
 from holdfast.chaos.faults.faults import Fault
@@ -70,6 +71,9 @@ AT_LEAST_ONCE_SHARE = 0.2
 
 COPIES_SHARE = 0.5
 """Share of runs with state on a worker's own disk that keep local copies there, too."""
+
+SHARED_HOST_SHARE = 0.5
+"""Of the runs with members, those with all on one host."""
 
 SHARED_BYTES_MIN = 512
 """Inline threshold of jobs that write increments: tables of a simulated job are small, and only files can be shared."""
@@ -126,6 +130,9 @@ class Cluster:
         self._backend: str | None = None
         self.running_workers: dict[str, RunningWorker] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
+        shares = scenario.members > 0 and streams.of("members").random() < SHARED_HOST_SHARE
+        self._member_host = SimHost() if shares else None
+        """The host of all members; None: each has one of its own, or there are none."""
         self.drivers: dict[str, DriverHost] = {}
         self.driver: DriverHost | None = None
         """The newest driver."""
@@ -281,8 +288,11 @@ class Cluster:
 
     def begin(self) -> None:
         """Start the coordinator, and a driver that submits the job."""
-        self.start_coordinator()
+        for _ in range(max(1, self.scenario.members)):
+            self.start_coordinator()
         self.start_driver(None)
+        if self.scenario.labels:
+            self.users.begin_labelling()
         self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:
@@ -308,10 +318,16 @@ class Cluster:
     def start_coordinator(self) -> CoordinatorHost:
         """Start another coordinator process; it leads once its recovery is complete."""
         process = self._process("coordinator")
-        host = CoordinatorHost(self.ports, process, self.stores.client(process), lambda ready: None)
+        host = self._host_of(process)
         self._coordinators[process.name] = host
         self.kernel.after(self.random.randrange(1_000, 20_000), host.start, process)
         return host
+
+    def _host_of(self, process: Process) -> CoordinatorHost:
+        client = self.stores.client(process)
+        if self.scenario.members == 0:
+            return CoordinatorHost(self.ports, process, client, lambda ready: None)
+        return MemberHost(self.ports, process, client, lambda ready: None, self._member_host)
 
     def ensure_coordinator(self) -> None:
         """Start a coordinator if the newest one is gone, as a service manager does; older ones may linger, fenced."""

@@ -102,26 +102,29 @@ class CoordinatorHost:
         self._decisions = FlowPool(ports.kernel, process, storage, ports.injector, threads=8)
         self._cleanup = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
         self._records = FlowPool(ports.kernel, process, storage, ports.injector, threads=2)
-        rng = random.Random(ports.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
+        self._rng = random.Random(ports.kernel.streams.of(f"coordinator/{process.name}").getrandbits(64))
         self.url = f"sim://{process.name}"
         records = ports.kernel.streams.of(f"history/{process.name}").random() < HISTORY_SHARE
-        config = ServiceConfig(storage.root, url=self.url, history=records)
-        self.host = Dispatcher(
-            config,
-            storage.root,
-            rng=rng,
-            clock=self.clock,
-            runner=self,
-            make_job_thread=lambda: SimJobThread(self),
-            draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
-            hooks=SimHooks(ports.kernel, process, ports.observe),
-        )
-        host = self.host
-        self._calls = JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
+        self._config = ServiceConfig(storage.root, url=self.url, history=records)
+        self.host, self._calls = self._make_host()
         self._starting: dict[str, deque[tuple[HostFlow[Any], Ended]]] = {}
         """Job id -> flows that start it or take it over: the first one is under way, the others wait."""
         self._rounds = 0
         process.phase = "recovering"
+
+    def _make_host(self) -> tuple[Dispatcher, JobCalls]:
+        """A service that leads nothing yet."""
+        host = Dispatcher(
+            self._config,
+            self._storage.root,
+            rng=self._rng,
+            clock=self.clock,
+            runner=self,
+            make_job_thread=lambda: SimJobThread(self),
+            draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+            hooks=SimHooks(self.ports.kernel, self.process, self.ports.observe),
+        )
+        return host, JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
 
     @property
     def services(self) -> list[JobMasterRunner]:
@@ -202,6 +205,7 @@ class CoordinatorHost:
         flow, ended = self._starting[job_id][0]
 
         def done(result: Any, error: BaseException | None) -> None:
+            self._flow_ended()
             waiting = self._starting[job_id]
             waiting.popleft()
             if waiting:
@@ -211,6 +215,9 @@ class CoordinatorHost:
             ended(result, error)
 
         self._decisions.drive(flow, done, self._routed)
+
+    def _flow_ended(self) -> None:
+        """A start or takeover of a job has ended, well or not."""
 
     # -------------------------------------------------------------------------------------------- requests (Endpoint)
 

@@ -9,12 +9,9 @@ from collections.abc import Callable, Collection
 
 from holdfast.chaos.checkers.observations import HookFailing, Observation
 from holdfast.chaos.sim.kernel import Kernel, Process
+from holdfast.chaos.workloads.hooked import hook_states
 from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.snapshot.metadata import HookState
-
-STATEFUL, STATELESS = "ledger", "watch"
-NAMES = (STATEFUL, STATELESS)
 
 LATE_US = (100, 30_000)
 """Least and most time of an answer."""
@@ -73,14 +70,12 @@ class SimHooks:
 
 
 def _reply(call: HookCall) -> HookReply:
-    if call.kind is not HookCallKind.TRIGGER or call.name != STATEFUL:
-        return HookReply()
-    return HookReply(state=HookState(call.name, 1, b"%d" % call.checkpoint_id))
+    states = hook_states((call.name,), call.checkpoint_id) if call.kind is HookCallKind.TRIGGER else ()
+    return HookReply(state=states[0] if states else None)
 
 
 def _check_restored(call: HookCall) -> None:
     """Raise InvariantError unless a hook is given what it gave for the checkpoint."""
-    wanted = b"%d" % call.checkpoint_id if call.name == STATEFUL else None
-    given = call.state.state if call.state is not None else None
-    if given != wanted:
-        raise InvariantError(f"master hook {call.name} is restored to checkpoint {call.checkpoint_id} with state {given!r}")
+    wanted = hook_states((call.name,), call.checkpoint_id)
+    if ((call.state,) if call.state is not None else ()) != wanted:
+        raise InvariantError(f"master hook {call.name} is restored to checkpoint {call.checkpoint_id} with {call.state}")

@@ -11,23 +11,26 @@ from typing import Any, Protocol
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
-from holdfast.chaos.checkers.observations import StoreView
+from holdfast.chaos.checkers.observations import Labelled, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import RequestResult, UserRequest
 from holdfast.chaos.cluster.driver import DriverHost
 from holdfast.chaos.sim.control import Call, ControlNetwork, JobClient, Reply
+from holdfast.chaos.sim.injector import Injector
 from holdfast.chaos.sim.kernel import Kernel, Process, Streams, Trace
+from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.sim.stores import SimStores
 from holdfast.chaos.workloads.scenario import Scenario
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.claims import dispose_snapshot
+from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
 from holdfast.statebackends.errors import FencedError, HoldfastError, InvalidConfigError, NotFoundError
-from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, parse_checkpoint_name, parse_owner_name
+from holdfast.statebackends.layout import CLAIM_NAME, METADATA_NAME, JobPaths, parse_checkpoint_name, parse_owner_name
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.copy import copy_snapshot
-from holdfast.statebackends.storage.port import ReadFile, run_flow
+from holdfast.statebackends.storage.port import Flow, ReadFile, run_flow
 
 SAVEPOINTS = "/savepoints"
 CLAIM_SHARE = 0.5
@@ -41,6 +44,9 @@ DISPOSE_SHARE = 0.5
 TOOL_TRIES = 4
 SAID_SHARE = 0.8
 """Share of restores from an older snapshot that permit repeated output; the others are refused."""
+LABEL_US = 120_000
+"""Most time between two uses of labels."""
+UNLABEL_SHARE = 0.25
 DISPOSE_AFTER_US = 60_000
 """Most delay until a user tries to delete what the job was given with CLAIM: before its first checkpoint, as a rule."""
 REQUEST_TRIES = 40
@@ -57,6 +63,8 @@ class UsedCluster(Protocol):
     scenario: Scenario
     control: ControlNetwork
     stores: SimStores
+    injector: Injector
+    observe: Callable[[Observation], None]
     driver: DriverHost | None
     parallelism: int | None
     pending: int
@@ -89,6 +97,12 @@ class Users:
         """Snapshots that a user goes back to, with repeated output permitted."""
         self._older: set[str] = set()
         """Snapshots that a user tried to go back to."""
+        self._labelling: FlowPool | None = None
+        self._label_storage: RoutedStorage
+        self._labels: set[int] = set()
+        """Ids whose labels were given, and are not being taken back."""
+        self._busy: set[int] = set()
+        """Ids that were labelled once: a label that is given and taken back at once may be either."""
         self._unsure = False
         """The result of a user's stop is unknown."""
 
@@ -153,6 +167,52 @@ class Users:
         cluster.trace.add("user", "goes back" if chosen in self.rewinds else "would go back", chosen)
         cluster.start_driver(chosen)
         return True
+
+    def begin_labelling(self) -> None:
+        """Label checkpoints with a tool beside the leader, from now on until the job ends, and take some labels back."""
+        kernel, process = self._cluster.kernel, Process("labeller", "user")
+        client = self._cluster.stores.client(process)
+        self._labelling = FlowPool(kernel, process, client, self._cluster.injector, threads=2)
+        self._label_storage = RoutedStorage(client)
+        kernel.after(LABEL_US, self._label_next, process)
+
+    def _label_next(self) -> None:
+        cluster = self._cluster
+        if cluster.outcome or self._labelling is None:
+            return
+        rng = cluster.streams.of("labels")
+        cluster.kernel.after(rng.randint(LABEL_US // 4, LABEL_US), self._label_next, self._user)
+        known = _completed_ids(cluster.state, cluster.job_id)
+        free = [number for number in known if number not in self._busy]
+        kept = sorted(self._labels)
+        paths, mark = JobPaths(cluster.job_id), Mark(f"labeller-{self._trigger_id()}", cluster.kernel.now_ms)
+        if kept and rng.random() < UNLABEL_SHARE:
+            number = rng.choice(kept)
+            self._labels.discard(number)
+            cluster.observe(Labelled(cluster.kernel.now_ms, number, keeps=False))
+            self._begin(f"takes the label of {number} back", remove_label(paths, f"l-{number}", mark), lambda: None)
+        elif free:
+            number = rng.choice(free)
+            self._busy.add(number)
+            self._begin(f"labels {number}", add_label(paths, number, f"l-{number}", mark), lambda: self._labelled(number))
+
+    def _labelled(self, number: int) -> None:
+        self._labels.add(number)
+        self._cluster.observe(Labelled(self._cluster.kernel.now_ms, number, keeps=True))
+
+    def _begin(self, what: str, flow: Flow[Any], done: Callable[[], None]) -> None:
+        """Run a tool's flow, an operation an event. It is told apart whether it ended well: an error promises nothing."""
+        assert self._labelling is not None
+        trace = self._cluster.trace
+        trace.add("user", what)
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                done()
+            else:
+                trace.add("user", f"could not: {what}", type(error).__name__)
+
+        self._labelling.drive(flow, ended, self._label_storage)
 
     def say_again(self) -> str | None:
         """The next driver's restore: until the job has a checkpoint since it went back, each submission has to permit it."""
@@ -331,6 +391,17 @@ def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claime
     found = [path.split("/") for path in savepoints.paths()]
     folders = [parts[0] for parts in found if parts[1:] == [METADATA_NAME] and "-unwanted-" not in parts[0]]
     return [str(number) for number in sorted(numbers)[:-1]] + [f"{SAVEPOINTS}/{folder}" for folder in sorted(folders)]
+
+
+def _completed_ids(state: StoreView, job_id: str) -> list[int]:
+    """Ids of completed checkpoints of a job, ascending."""
+    found = []
+    for path in state.paths(job_id):
+        folder, _, name = path.removeprefix(f"{job_id}/").partition("/")
+        number = parse_checkpoint_name(folder)
+        if number is not None and name == METADATA_NAME and isinstance(decode_decision(state.peek(path) or b"", path), Completed):
+            found.append(number)
+    return sorted(found)
 
 
 def is_claimed(snapshot: StoreView) -> bool:

@@ -87,6 +87,7 @@ _WHOLE = frozenset(
         "disk_full",
         "local_disk_full",
         "partition",
+        "partition_members",
     }
 )
 """Kinds that last, and hit everything meanwhile."""
@@ -129,6 +130,8 @@ def draw_retunes(rng: random.Random, count: int, horizon_ms: int) -> tuple[Fault
 
 
 def _fits(kind: str, scenario: Scenario, slots: int) -> bool:
+    if kind == "partition_members":
+        return scenario.members > 1
     if kind == "rescale":
         return scenario.may_rescale
     if kind == "drain":

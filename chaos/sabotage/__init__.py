@@ -16,6 +16,7 @@ from holdfast.chaos.sabotage.keys import SABOTAGES as KEYS
 from holdfast.chaos.sabotage.late_windows import SABOTAGES as LATE_WINDOWS
 from holdfast.chaos.sabotage.lateness import SABOTAGES as LATENESS
 from holdfast.chaos.sabotage.localdisk import SABOTAGES as LOCALDISK
+from holdfast.chaos.sabotage.members import SABOTAGES as MEMBERS
 from holdfast.chaos.sabotage.outside import SABOTAGES as OUTSIDE
 from holdfast.chaos.sabotage.panes import SABOTAGES as PANES
 from holdfast.chaos.sabotage.restarts import SABOTAGES as RESTARTS
@@ -41,7 +42,7 @@ SABOTAGES: dict[str, Sabotage] = {
         *(CHANNELS, IN_FLIGHT, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES),
         *(TASKS, SOURCES, STATE),
         *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING, OUTSIDE),
-        *(COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
+        *(MEMBERS, COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area
 }

@@ -396,6 +396,14 @@ SABOTAGES = (
         plan=(),
     ),
     Sabotage(
+        "unasked_hooks",
+        "tasks are triggered without a job's master hooks",
+        ("I11",),
+        (Mutant(CheckpointCoordinator, "_call_hooks", lambda original: lambda self, pending: self._trigger_or_abort(pending)),),
+        workloads=("hooked",),
+        plan=(),
+    ),
+    Sabotage(
         "remembered_settings",
         "changed settings are in the leader's memory alone",
         ("I16",),

@@ -252,6 +252,13 @@ SABOTAGES = (
         seeds_max=100,
     ),
     Sabotage(
+        "label_ignored",
+        "retention deletes checkpoints without looking for labels",
+        ("I45",),
+        (Mutant(effects_module, "begin_deletion", constant(())),),
+        workloads=("labels",),
+    ),
+    Sabotage(
         "oldest_restored",
         "a failover goes back to the oldest retained checkpoint",
         ("I16", "I22"),

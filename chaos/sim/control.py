@@ -100,6 +100,10 @@ class ControlNetwork:
         self._listening[endpoint.url] = endpoint
         self.address = endpoint.url
 
+    def listen(self, endpoint: Endpoint) -> None:
+        """A coordinator listens; its address is not in the state directory."""
+        self._listening[endpoint.url] = endpoint
+
     def at(self, url: str) -> Endpoint | None:
         """The process that listens at an address, dead or alive; None if none ever did."""
         return self._listening.get(url)

@@ -123,6 +123,10 @@ class Injector:
         elif self.hands.strike(fault, process):
             self._count(index, fault)
 
+    def are_members_cut(self) -> bool:
+        """Whether a message between two members is lost now."""
+        return any(self._hits(window) for window in self._open("partition_members"))
+
     def _count(self, index: int, fault: Fault) -> None:
         if index not in self.hit:
             self.hit.add(index)

@@ -21,10 +21,12 @@ from holdfast.chaos.workloads import (
     idle,
     joins,
     keys,
+    labels,
     late,
     late_windows,
     latecomers,
     long,
+    members,
     merging,
     nexmark,
     outside,
@@ -53,14 +55,15 @@ WORKLOADS: dict[str, Workload] = {
         *(counter, windows, late, timers, broadcast, fanout, ends, aggregate, expiring, states, keys, random_graphs),
         *(connected, side_outputs, restarts, idle, rules, async_io, sliding, versions, late_windows, topn, window_top),
         *(joins, latecomers, sessions, column_sessions, window_joins, count_windows, outside, splits),
-        *(merging, at_least_once, backlog, pressure, hooked),
+        *(merging, at_least_once, backlog, pressure, hooked, labels),
         *((nexmark,) if find_spec("duckdb") else ()),  # its queries have SQL expressions, and so has its oracle
     )
 }
 """Workloads that run when none is named."""
 
-ON_DEMAND: dict[str, Workload] = {long.WORKLOAD.name: long.WORKLOAD}
-"""Workloads that run only when they are named, since one run takes as long as a hundred of the others."""
+ON_DEMAND: dict[str, Workload] = {module.WORKLOAD.name: module.WORKLOAD for module in (long, members)}
+"""Workloads that run only when they are named: since one run takes as long as a hundred of the others, or so that older seeds keep
+their workloads."""
 
 
 def find_workload(name: str) -> Workload:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from holdfast.chaos.workloads.counter import KEYS, counted_into_ledger
 from holdfast.chaos.workloads.feeds import Feed
 from holdfast.chaos.workloads.scenario import Scenario, Workload
 from holdfast.chaos.workloads.settings import draw_settings
+from holdfast.statebackends.snapshot.metadata import HookState
 
-HOOKS = ("ledger", "watch")
-"""Of chaos/cluster/hooks.py."""
+STATEFUL = "ledger"
+HOOKS = (STATEFUL, "watch")
+"""Of these `ledger` alone has state: the id of its checkpoint. chaos/cluster/hooks.py plays them."""
+
+
+def hook_states(names: Iterable[str], checkpoint_id: int) -> tuple[HookState, ...]:
+    """The states of hooks in a checkpoint; a hook of another name has none."""
+    return tuple(HookState(name, 1, b"%d" % checkpoint_id) for name in names if name == STATEFUL)
 
 
 def make(rng: random.Random) -> Scenario:

@@ -260,8 +260,12 @@ class Scenario:
     """Modules of the user's own, of which each simulated worker process imports its own."""
     duration_ms: int = 2_000
     """About how long the job takes without failures, in virtual ms: its faults begin before."""
+    members: int = 0
+    """Coordinators of which one is active and the others stand by; 0: one that knows of no others."""
     row_costs: Mapping[str, RowCost] = field(default_factory=dict)
     """Uid of an operator -> what a row costs it; the others take no time of their own."""
+    labels: bool = False
+    """Users label its checkpoints while it runs."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:

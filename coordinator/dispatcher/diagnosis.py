@@ -135,5 +135,6 @@ def _with(situation: Situation, number: int | None, checkpoint: CheckpointView |
     """Raises NotFoundError for an id that is not shown any more, or never was."""
     if number is not None and checkpoint is None:
         job_id = situation.job.overview.job_id
-        raise NotFoundError(f"job {job_id} shows no checkpoint {number}", job=job_id, checkpoint=number)
+        older = f"`holdfast history {job_id} --kinds checkpoint` has those that are no longer shown, with their phases"
+        raise NotFoundError(f"job {job_id} shows no checkpoint {number}: {older}", job=job_id, checkpoint=number)
     return replace(situation, checkpoint=checkpoint)

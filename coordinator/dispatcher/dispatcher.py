@@ -404,6 +404,20 @@ class Dispatcher:
             elif isinstance(error, FencedError) and not has_ended:
                 yield from self._find_leader(job_id)
 
+    def clear(self, job_id: str) -> HostFlow[None]:
+        """Delete what a job that has ended keeps no longer. One that goes on, wherever it is led, is left alone. Raises no
+        HoldfastError: the next recovery deletes what is left."""
+        try:
+            recorded = yield from read_job(JobPaths(job_id))
+            if recorded.exists and not recorded.is_live and self.registry.recorded(job_id) is not None:
+                yield from clear_ended(job_id, self._starter())
+                recorded = yield from read_job(JobPaths(job_id))
+                if not recorded.is_live:
+                    self.registry.put_recorded(recorded)
+        except HoldfastError as error:
+            told = printable(str(error), TEXT_CHARACTERS_MAX)
+            logger.warning("job %s: what it keeps no longer is not deleted yet: %s", job_id, told)
+
     def _let_go(self, job_id: str) -> None:
         """Close and remove a runner that leads its job no more: from now on storage has the state of the job."""
         service = self.registry.find(job_id)

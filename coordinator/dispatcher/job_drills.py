@@ -19,14 +19,14 @@ import msgspec
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
-from holdfast.coordinator.dispatcher.job_log import printable
+from holdfast.coordinator.dispatcher.job_log import about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drill_of, is_due
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, is_due
 from holdfast.coordinator.drills.scratch import DrillRequest
+from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_drills
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
 from holdfast.coordinator.ha.store import read_checkpoint
-from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.jobmaster.events import DrillNoted
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -36,8 +36,6 @@ from holdfast.statebackends.storage.port import StatFile, Storage, run_flow
 
 logger = logging.getLogger(__name__)
 
-DRILLS_KEPT = 20
-"""Drills of one job that are remembered."""
 JOBS_KEPT = 1_000
 LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
@@ -106,7 +104,7 @@ class JobDrills:
         return self.known(job_id)
 
     def known(self, job_id: str) -> tuple[DrillView, ...]:
-        """As `drills`, of any job; without those of its history if that can't be read."""
+        """As `drills`, of any job; without those on record if storage does not give them."""
         self._load(job_id)
         with self._lock:
             return tuple(self._known.get(job_id, ()))
@@ -205,6 +203,7 @@ class JobDrills:
 
     def _end(self, job_id: str, view: DrillView, report: DrillReport) -> None:
         ended = view.ended(report, self._clock.wall_ms())
+        self._store(job_id, ended)
         with self._lock:
             self._thread = None
             known = self._known.get(job_id)
@@ -223,20 +222,30 @@ class JobDrills:
         while len(self._known) > JOBS_KEPT:
             self._known.popitem(last=False)
 
+    def _store(self, job_id: str, ended: DrillView) -> None:
+        """For the next coordinator. One that ends with this one has told nothing."""
+        if self._stopping.is_set():
+            return
+        try:
+            run_flow(keep_drill(JobPaths(job_id), ended), self._storage)
+        except HoldfastError as error:
+            why = printable(str(error))
+            logger.warning("job %s: the outcome of a drill is not on record: %s", job_id, why, extra=about(job_id))
+
     def _load(self, job_id: str) -> None:
-        """Drills that the job's history tells of, read once."""
+        """Drills on record, read once."""
         with self._lock:
             if job_id in self._known:
                 return
-        query = HistoryQuery(kinds=frozenset({"drill"}), limit=DRILLS_KEPT, newest=True)
         try:
-            page = run_flow(read_history(JobPaths(job_id), query, self._clock.wall_ms()), self._storage)
+            found, damage = run_flow(read_drills(JobPaths(job_id)), self._storage)
         except HoldfastError:
             return  # read again the next time
-        found = [view for entry in page.entries if (view := drill_of(entry.facts)) is not None]
+        for path in damage:
+            logger.warning("job %s: %s can't be read, and is left out", job_id, printable(path), extra=about(job_id))
         with self._lock:
             if job_id not in self._known:
-                for view in found:
+                for view in reversed(found):
                     self._keep(job_id, view)
                 self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT))
 

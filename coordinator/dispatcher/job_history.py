@@ -21,6 +21,7 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.notes import (
     AttemptDeployed,
     AttemptFailed,
+    AttemptInitialized,
     CheckpointFailed,
     DrillEnded,
     FirstRecords,
@@ -151,6 +152,8 @@ def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
             return "failure", facts
         case AttemptDeployed():
             return "restart", facts
+        case AttemptInitialized():
+            return "initialized", facts
         case FirstRecords():
             return "first_record", facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks

@@ -19,6 +19,7 @@ from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import (
     AttemptDeployed,
     AttemptFailed,
+    AttemptInitialized,
     CheckpointFailed,
     DrillEnded,
     FirstRecords,
@@ -111,6 +112,8 @@ def _worded(note: Note) -> tuple[int, str, str]:
             kind = "savepoint" if note.savepoint else "checkpoint"
             source = f"from {kind} {note.checkpoint_id} ({note.folder})" if note.checkpoint_id else "with empty state"
             return logging.INFO, "attempt_deployed", f"attempt {note.attempt} starts {source}"
+        case AttemptInitialized():
+            return logging.INFO, "attempt_initialized", f"all tasks of attempt {note.attempt} run"
         case FirstRecords():
             gap = f", {note.since_failure_ms} ms after the failure" if note.since_failure_ms >= 0 else ""
             return logging.INFO, "first_records", f"attempt {note.attempt} processes records{gap}"

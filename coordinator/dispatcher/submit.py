@@ -18,7 +18,15 @@ from holdfast.coordinator.ha.recorded_job import (
     derive_recovery_point,
     derive_shared_garbage,
 )
-from holdfast.coordinator.ha.records import LeaderRecord, OwnerRecord, SubmissionRecord, VoidRecord, derive_job_id, is_job_id
+from holdfast.coordinator.ha.records import (
+    LeaderRecord,
+    OwnerRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    VoidRecord,
+    derive_job_id,
+    is_job_id,
+)
 from holdfast.coordinator.ha.recovery import Takeover, abort_undecided, recover_job
 from holdfast.coordinator.ha.store import discard_shared, drop_checkpoint, read_job, void_submission, write_submission
 from holdfast.coordinator.jobmaster.job import JobSetup
@@ -30,14 +38,15 @@ from holdfast.statebackends.errors import (
     CorruptStateError,
     FencedError,
     InvalidConfigError,
+    JobExistsError,
     NotFoundError,
     RestoreError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.layout import JobPaths, writer_of
+from holdfast.statebackends.layout import JobPaths, parse_checkpoint_name, writer_of
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import make_durable
-from holdfast.statebackends.storage.port import Flow, InParallel
+from holdfast.statebackends.storage.port import DeleteFolder, Flow, InParallel, ListFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,50 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
         yield from check_leadership(paths, epoch)
         yield from discard_shared(paths, names)
     yield from release_subsumed(paths, epoch, job)
+
+
+def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
+    """Delete every checkpoint of an ended job with all files in their folders, aborted and half-deleted ones too; registers of
+    savepoints stay. Idempotent after a crash. Returns the ids of those that stay: another job has claimed them, or a label keeps
+    them.
+
+    Raises JobExistsError for a job that has not ended, NotFoundError."""
+    paths = JobPaths(job_id)
+    recorded = yield from read_job(paths)
+    check_ended(recorded)
+    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    takeover = Takeover(epoch, starter.nonce, starter.now_ms)
+    job = yield from _fence_submissions(paths, takeover)
+    check_ended(job)
+    kept = {*job.given, *(yield from find_kept(job))}
+    for number, checkpoint in sorted(job.checkpoints.items()):
+        if number not in kept and not isinstance(checkpoint.decision, SavepointRecord):
+            yield from _drop_leftover(paths, checkpoint, takeover)
+    names: list[str] = yield ListFolder(job_id)
+    for name in names:
+        found = parse_checkpoint_name(name.rstrip("/"))
+        if found is not None and found not in job.checkpoints:  # what a deletion has left
+            yield from check_leadership(paths, epoch)
+            yield DeleteFolder(f"{job_id}/{name.rstrip('/')}")
+    left = yield from read_job(paths)
+    completed = left.with_fact(CheckpointFact.COMPLETED)
+    stay = tuple(sorted(each.checkpoint_id for each in completed if not isinstance(each.decision, SavepointRecord)))
+    if not stay:
+        yield from check_leadership(paths, epoch)
+        yield from discard_shared(paths, left.shared)
+    return stay
+
+
+def check_ended(job: RecordedJob) -> None:
+    """Raise JobExistsError unless a job has a recorded end, NotFoundError if there is none."""
+    if not job.exists:
+        raise NotFoundError(f"there is no job {job.job_id}", job=job.job_id)
+    if job.is_live or job.result is None:
+        raise JobExistsError(
+            f"job {job.job_id} has no recorded end, and may run: stop it first (holdfast stop, or cancel)",
+            job_id=job.job_id,
+            state="UNKNOWN",
+        )
 
 
 def _free(job: RecordedJob, kept: frozenset[int]) -> list[RecordedCheckpoint]:

@@ -78,17 +78,9 @@ class DrillView(msgspec.Struct, frozen=True):
         )
 
     def facts(self) -> dict[str, Any]:
-        """For the job's history."""
+        """For the job's history, and its own file."""
         facts: dict[str, Any] = msgspec.to_builtins(self)
         return {**facts, "problems": facts["problems"][:PROBLEMS_RECORDED_MAX]}
-
-
-def drill_of(facts: dict[str, Any]) -> DrillView | None:
-    """A drill from a record of a history; None for one that this version does not know."""
-    try:
-        return msgspec.convert(facts, DrillView)
-    except msgspec.ValidationError:
-        return None
 
 
 def drilled_ms(drills: Sequence[DrillView]) -> int:

@@ -105,7 +105,8 @@ def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
 
 def _usual(facts: Facts, checkpoint: CheckpointView) -> Chain:
     if checkpoint.end_to_end_ms < 0 and checkpoint.status == "COMPLETED":
-        return Chain([Cause(CauseKind.USUAL, "it is complete; how long its phases took is not on record any more")])
+        where = "`holdfast history --kinds checkpoint` has them"
+        return Chain([Cause(CauseKind.USUAL, f"it is complete; this coordinator has not seen its phases: {where}")])
     if checkpoint.is_savepoint:
         return Chain([Cause(CauseKind.USUAL, "nothing is wrong with it; savepoints are not compared, since they store everything")])
     count = len(facts.before(checkpoint.checkpoint_id))

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from holdfast.barriers.guarantee import COMMITTER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY
-from holdfast.coordinator.drills.records import DrillState, drilled_ms
+from holdfast.coordinator.drills.records import DrillState, DrillView, drilled_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
@@ -68,9 +68,11 @@ def _safe(facts: Facts) -> SafeView:
         return SafeView(*ended, checkpoint_id=cut.checkpoint_id if cut is not None else -1, age_ms=age_ms)
     verdict, why = _judge_age(facts, age_ms) if cut is not None else _judge_none(facts)
     failures, tolerable = _failures(facts), facts.config.tolerable_failed_checkpoints
-    damage = _damage(facts, cut)
+    damage, earlier = _damage(facts, cut), _damage_before(facts, cut)
     if damage:
         verdict, why = Verdict.BAD, damage
+    elif earlier and verdict is not Verdict.BAD:
+        verdict, why = Verdict.AT_RISK, earlier
     if failures and verdict is Verdict.OK:
         one_more = "; one more fails the job over" if failures >= tolerable else f" of {tolerable} that are tolerable"
         verdict, why = Verdict.AT_RISK, f"{failures} checkpoints in a row have failed{one_more}"
@@ -92,11 +94,23 @@ def _damage(facts: Facts, cut: CutView | None) -> str:
     """What the newest drill found of the snapshot that a failure now goes back to; empty if nothing is wrong, or it was not
     read."""
     found = next((drill for drill in facts.situation.drills if cut is not None and drill.checkpoint_id == cut.checkpoint_id), None)
-    if found is None or found.state is not DrillState.FAILED:
+    return _failed_drill(found) if found is not None and found.state is DrillState.FAILED else ""
+
+
+def _damage_before(facts: Facts, cut: CutView | None) -> str:
+    """What the newest drill found of an earlier snapshot, if nothing has been read since: the next checkpoint ends no damage, since
+    it may share files with that one, or be written by what damaged it."""
+    told = (each for each in facts.situation.drills if each.state in (DrillState.PASSED, DrillState.FAILED))
+    last = max(told, key=lambda each: each.started_ms, default=None)
+    if cut is None or last is None or last.state is not DrillState.FAILED or last.checkpoint_id == cut.checkpoint_id:
         return ""
-    first = shown(found.problems[0], TEXT_BYTES_MAX) if found.problems else ""
-    more = f" and {found.problem_count - 1} more" if found.problem_count > 1 else ""
-    return f"a drill of checkpoint {found.checkpoint_id} found that it can't be restored: {first}{more}"
+    return f"{_failed_drill(last)}; checkpoint {cut.checkpoint_id} has not been drilled since"
+
+
+def _failed_drill(drill: DrillView) -> str:
+    first = shown(drill.problems[0], TEXT_BYTES_MAX) if drill.problems else ""
+    more = f" and {drill.problem_count - 1} more" if drill.problem_count > 1 else ""
+    return f"a drill of checkpoint {drill.checkpoint_id} found that it can't be restored: {first}{more}"
 
 
 def _failures(facts: Facts) -> int:

@@ -37,7 +37,8 @@ class Line(msgspec.Struct, frozen=True):
     at_ms: int
     """Wall clock of the leader."""
     kind: str
-    """`leader`, `state`, `failure`, `restart`, `first_record`, `checkpoint`, `request`, `label`, `drill`; others may follow."""
+    """`leader`, `state`, `failure`, `restart`, `initialized`, `first_record`, `checkpoint`, `request`, `label`, `drill`;
+    others may follow."""
     facts: dict[str, Any]
 
 
@@ -67,6 +68,7 @@ def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[
         "status": view.status,
         "triggered_ms": view.trigger_ms,
         "duration_ms": view.end_to_end_ms,
+        "decide_ms": view.decide_ms,
         "checkpointed_size": view.checkpointed_size,
         "state_size": view.state_size,
         "processed_bytes": view.processed_bytes,
@@ -101,6 +103,9 @@ def _subtask(view: SubtaskCheckpointView) -> dict[str, Any]:
         "alignment_ms": view.alignment_ms,
         "sync_ms": view.sync_ms,
         "async_ms": view.async_ms,
+        "store_ms": view.store_ms,
+        "acknowledge_ms": view.acknowledge_ms,
+        "new_files": view.new_files,
         "checkpointed_size": view.checkpointed_size,
         "unaligned": view.unaligned,
     }
@@ -118,6 +123,8 @@ def _vertex(view: VertexCheckpointView) -> dict[str, Any]:
         "alignment_ms": _longest([subtask.alignment_ms for subtask in subtasks]),
         "sync_ms": _longest([subtask.sync_ms for subtask in subtasks]),
         "async_ms": _longest([subtask.async_ms for subtask in subtasks]),
+        "store_ms": _longest([subtask.store_ms for subtask in subtasks]),
+        "acknowledge_ms": _longest([subtask.acknowledge_ms for subtask in subtasks]),
         "checkpointed_size": view.checkpointed_size,
         "state_size": view.state_size,
         "slowest": max(subtasks, key=lambda subtask: subtask.end_to_end_ms).subtask if subtasks else -1,

@@ -35,7 +35,7 @@ from holdfast.coordinator.jobmaster.failover import ExceptionHistory, Failure, i
 from holdfast.coordinator.jobmaster.job import TRANSITIONS, JobSetup, JobState
 from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, FirstRecords, StateChanged
+from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, AttemptInitialized, FirstRecords, StateChanged
 from holdfast.coordinator.totals import Totals, derive_job_totals, reached
 from holdfast.coordinator.views import RestoredView
 from holdfast.statebackends.errors import HoldfastError, InvariantError, MasterHookError
@@ -385,6 +385,7 @@ class Lifecycle:
             self._scheduled = True
             self.failure = None
             self.backoff.recovered()
+            self._turn.notes.append(AttemptInitialized(self.attempt))
             self._inbox.append(events.SchedulerStarted())
         waited = self._final_retry_ms is None or self._turn.now_ms >= self._final_retry_ms
         if execution.all_drained and not self._final_pending and waited:

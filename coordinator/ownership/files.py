@@ -19,6 +19,7 @@ from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import external_places
 from holdfast.statebackends.layout import (
     CLAIM_NAME,
+    DRILLS_FOLDER,
     FSCK_FOLDER,
     HISTORY_FOLDER,
     INPUT_MANIFEST,
@@ -31,6 +32,7 @@ from holdfast.statebackends.layout import (
     JobPaths,
     batch_folder,
     is_directory_file,
+    is_drill_name,
     is_in_stream,
     is_job_record,
     parse_checkpoint_name,
@@ -66,7 +68,7 @@ class OwnerKind(StrEnum):
     """Files of sinks that write below the state directory; the sinks' own sweep deletes what they don't need."""
     RECORDS = "records"
     HISTORY = "history"
-    """What happened to a job; its leader deletes the oldest."""
+    """What happened to a job, and what its drills found; who writes them deletes the oldest."""
     UNKNOWN = "unknown"
     """Nothing that Holdfast writes."""
 
@@ -206,6 +208,8 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
         return OwnerKind.RECORDS, _owned("the job")
     if top == HISTORY_FOLDER and parse_history_name(rest) is not None:
         return OwnerKind.HISTORY, _owned("the job's history")
+    if top == DRILLS_FOLDER and is_drill_name(rest):
+        return OwnerKind.HISTORY, _owned("the job's drills")
     if top == SHARED_FOLDER and rest:
         return OwnerKind.SHARED, _of_shared(evidence, rest, path, claims)
     if top == TASK_OWNED_FOLDER and rest:

@@ -30,6 +30,7 @@ from holdfast.coordinator.ha.store import read_optional
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
+from holdfast.coordinator.restore.branches import check_branch, check_branch_base
 from holdfast.coordinator.restore.compatibility import CompatibilityResult, check_compatibility, find_sinks
 from holdfast.coordinator.restore.in_flight import give_up_in_flight
 from holdfast.coordinator.restore.preflight import (
@@ -141,6 +142,7 @@ def check_submission(
     Raises InvalidConfigError, JobExistsError, NotFoundError; CorruptStateError and RestoreError if there is no snapshot to check,
     or its `_metadata` can't be read."""
     _check_restore(submission)
+    check_branch(job, submission)
     try:
         resolved = yield from resolve_snapshot(job, submission)
     except CorruptStateError as error:
@@ -164,7 +166,8 @@ def check_submission(
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)
     rewind = yield from find_rewind(job, resolved, metadata, submission.graph, moved=[sink.sink_id for sink in forks.moved])
-    checked = _Checked(base, resolved.skipped, metadata, compatibility, forks, tuple(problems), ownership, rewind, lost)
+    unfit = check_branch_base(submission, metadata, base.folder)
+    checked = _Checked(base, resolved.skipped, metadata, compatibility, forks, tuple(problems), ownership, rewind, lost, unfit)
     report = checked.report(job.job_id, submission, external=external)
     first = max(job.last_checkpoint_id, base.checkpoint_id) + 1
     graph = forks.applied_to(compatibility.graph)
@@ -216,6 +219,8 @@ class _Checked:
     rewind: Rewind | None
     lost: tuple[str, ...]
     """Notes on in-flight records that are given up."""
+    unfit_for_branch: HoldfastError | None = None
+    """Why no branch can begin with it."""
 
     def report(self, job_id: str, submission: Submission, *, external: bool) -> PreflightReport:
         refusals, notes = self._verdict(allow_output_repeat=submission.allow_output_repeat)
@@ -235,7 +240,8 @@ class _Checked:
 
     def _verdict(self, *, allow_output_repeat: bool) -> tuple[list[Refusal], list[str]]:
         """(refusals, notes)."""
-        refusals = [*self.ownership.refusals, *self.compatibility.refusals, *self.forks.refusals]
+        unfit = (Refusal.of(self.unfit_for_branch),) if self.unfit_for_branch is not None else ()
+        refusals = [*unfit, *self.ownership.refusals, *self.compatibility.refusals, *self.forks.refusals]
         notes = [*self.lost, *self.compatibility.notes, *self.ownership.notes, *self.forks.notes]
         if self.problems:
             hint = "" if self.base.explicit else FALLBACK_HINT

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import msgspec
 import pyarrow as pa
 
-from holdfast.barriers.jobgraph import ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
+from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
 from holdfast.operators.base import JobPlan, Source
+from holdfast.operators.datastream.branches import redirected
 from holdfast.operators.datastream.explain import explain_graph, explained_json, explained_text
 from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan, links_with_reasons
 from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
@@ -214,6 +215,8 @@ class Environment:
         allow_non_restored_state: bool = False,
         allow_output_repeat: bool = False,
         without_channel_state: int | None = None,
+        branch: str | None = None,
+        branch_output: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> JobHandle:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends. If this driver runs the job already with the
@@ -226,23 +229,28 @@ class Environment:
         `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
         where this leaves staged rows that are never committed.
         `without_channel_state`: id of the snapshot whose in-flight records are lost, all of them; another snapshot is refused.
+        `branch`: run as a job of its own beside this one, named `<name>@<branch>`, from a savepoint of this one (`restore`), or go
+        on with the branch (without `restore`). Its file sinks write below `branch_output`; sinks elsewhere are refused.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
+            is_kept = branch is not None and sink_mode_of(sinks) is SinkMode.KEEP and restore is not None
             job = self._launch(
                 LaunchOptions(
                     job_id=job_id,
                     restore=_restored_from(restore),
                     fresh=fresh,
                     claim_mode=claim_mode_of(claim_mode),
-                    sinks=sink_mode_of(sinks),
+                    sinks=SinkMode.FORK if is_kept else sink_mode_of(sinks),
                     allow_non_restored_state=allow_non_restored_state,
                     allow_output_repeat=allow_output_repeat,
                     without_channel_state=without_channel_state,
+                    branch=branch,
                     coordinator_url=self.coordinator,
                     token=self.token,
                     state_directory=self.state_dir,
                     progress=progress,
-                )
+                ),
+                branch_output,
             )
             self._job = weakref.ref(job)
             return job
@@ -252,8 +260,14 @@ class Environment:
             log.debug("job %r can't be started", self.name, exc_info=True)
             raise error.with_traceback(None) from error.__cause__
 
-    def _launch(self, options: LaunchOptions) -> JobHandle:
+    def _launch(self, options: LaunchOptions, branch_output: str | os.PathLike[str] | None = None) -> JobHandle:
         plan = self.build()
+        if options.branch is not None:
+            with redirected(self.graph, options.branch, branch_output):
+                name = f"{self.name}{BRANCH_MARK}{options.branch}"
+                plan = build_plan(self.graph, name, self.config, self.parallelism, chaining=self.chaining)
+        elif branch_output is not None:
+            raise InvalidConfigError("branch_output= is for branch=", setting="branch_output")
         if self.launcher is None:
             raise InvalidConfigError(
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"

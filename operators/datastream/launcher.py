@@ -82,6 +82,8 @@ class LaunchOptions:
     allow_non_restored_state: bool = False
     allow_output_repeat: bool = False
     without_channel_state: int | None = None
+    branch: str | None = None
+    """The job is a branch of this name; None: it is none."""
     coordinator_url: str | None = None
     """None: a coordinator is embedded in the driver's process."""
     token: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
@@ -86,11 +87,7 @@ class FileSink:
             raise InvalidConfigError(f"partition_by must be different columns, not {partition_by!r}", setting="partition_by")
         if file_size_max < 1:
             raise InvalidConfigError(f"file_size_max must be at least 1, got {file_size_max}", setting="file_size_max")
-        if not text:
-            raise InvalidConfigError("a sink needs a path", setting="path")
-        if has_control_characters(text) or ("://" in text and ".." in text.split("/")):
-            # Staged files below such a path would be refused when a checkpoint names them.
-            raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
+        check_sink_path(text)
         self.name = name or checked
         merging = merge_settings(text, target_file_size, roll_interval_ms, merged_files_kept_ms)
         place = text if "://" in text else os.path.abspath(text)
@@ -104,6 +101,13 @@ class FileSink:
     def path(self) -> str:
         """Absolute path or URL of the output."""
         return self._settings.path
+
+    def redirected(self, path: str) -> Self:
+        """The same sink with its output elsewhere. Raises InvalidConfigError for a path that no sink can have."""
+        check_sink_path(path)
+        other = copy.copy(self)
+        other._settings = replace(self._settings, path=path if "://" in path else os.path.abspath(path))
+        return other
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -229,6 +233,15 @@ class ParquetSink(FileSink):
             name=name,
             open_storage=open_storage,
         )
+
+
+def check_sink_path(text: str) -> None:
+    """Raise InvalidConfigError for a path that no sink can have."""
+    if not text:
+        raise InvalidConfigError("a sink needs a path", setting="path")
+    if has_control_characters(text) or ("://" in text and ".." in text.split("/")):
+        # Staged files below such a path would be refused when a checkpoint names them.
+        raise InvalidConfigError(f"a sink's path has no control characters, and no `..` in a URL: {text!r}", setting="path")
 
 
 def merge_settings(path: str, size: int | None, roll_ms: int | None, kept_ms: int | None) -> MergeSettings | None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from msgspec import UNSET
+
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.operators.base import JobPlan
@@ -261,6 +263,7 @@ def _submission(plan: JobPlan, options: LaunchOptions) -> Submission:
         fresh=options.fresh,
         claim_mode=options.claim_mode,
         sinks=options.sinks,
+        branch=UNSET if options.branch is None else options.branch,
         driver_nonce=uuid4().hex,
         launch_key=draw_secret(),
     )

@@ -90,6 +90,8 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
+REPORT_TIMEOUT_S = 4.0
+"""Of an answer to a heartbeat, a state or a small acknowledgement, where there are several coordinators."""
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
@@ -199,7 +201,11 @@ class CoordinatorHttp:
         if asked is not None and asked is not self._target:
             return
         answered = None if isinstance(error, UnreachableError) else error
-        self._target = next_target(self._target, answered, self._next_address)
+        # One of several that answers, and only not yet, is the right one: another may be dead, and each costs a pause.
+        is_late = isinstance(answered, StorageUnavailableError) and not isinstance(answered, NotLeaderError)
+        stays = is_late and self._addresses.are_several
+        target = self._target
+        self._target = next_target(target, answered, lambda: target.url if stays else self._next_address(target.url))
         if isinstance(error, UntrustedError) and self._authorities is None:
             before, self._pool = self._pool, self._new_pool()  # one that has TLS since its restart published what to trust
             before.clear()
@@ -213,18 +219,30 @@ class CoordinatorHttp:
             self._said = insecure.message
         return UntrustedError(insecure.message)
 
+    def stream_unopened(self, error: HoldfastError, asked: Target) -> None:
+        """A command stream could not be opened. One of several coordinators is left for that at once: the next heartbeat, by which
+        an only one is known to be away, may be seconds off."""
+        if self._addresses.are_several and isinstance(error, UnreachableError | NotLeaderError):
+            self.failed(error, asked)
+
     def learn(self, members: Sequence[str]) -> None:
         """Take over what a coordinator says about its members; on the control thread, as `failed`."""
+        self._addresses.reached()
         if members:
             self._addresses.learn(members)
 
-    def _next_address(self) -> str:
-        return self._addresses.next(self._address.recorded_url())
+    def _next_address(self, failed: str = "") -> str:
+        return self._addresses.next(self._address.recorded_url(), failed)
 
-    def post(self, path: str, message: Any, kind: type[T] | None) -> T | None:
+    @property
+    def report_timeout_s(self) -> float:
+        """How long the answer to a report may take: less where another coordinator may have taken over from one that hangs."""
+        return REPORT_TIMEOUT_S if self._addresses.are_several else READ_TIMEOUT_S
+
+    def post(self, path: str, message: Any, kind: type[T] | None, timeout_s: float | None = None) -> T | None:
         """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
         answer's body; None ignores it."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S if timeout_s is None else timeout_s)
         target, headers = self._target, self._headers
         if target.unreachable_epoch:
             headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
@@ -323,6 +341,8 @@ class _FromStream:
 
     generation: int
     event: Event
+    unopened: tuple[HoldfastError, Target] | None = None
+    """Why the stream was not opened, and where; None: it was, or was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +361,8 @@ class _Heartbeats(msgspec.Struct):
     """Answer to a heartbeat; a coordinator may leave the epoch out."""
 
     epoch: int = 0
+    members: tuple[str, ...] = ()
+    """As `Registered.members`: one may have joined since."""
 
 
 def _outcome_of(sent: _Sent) -> Event:
@@ -430,8 +452,10 @@ class Gateway:
             match event:
                 case None:
                     self._is_flushing = True
-                case _FromStream(generation=generation, event=seen):
+                case _FromStream(generation=generation, event=seen, unopened=unopened):
                     if generation == self._generation:
+                        if unopened is not None:
+                            self._http.stream_unopened(*unopened)
                         self._handle(seen)
                 case _Sent():
                     if event.number == self._large_number:
@@ -474,7 +498,7 @@ class Gateway:
 
     def _perform(self, action: Action) -> Event | None:
         """Perform one action; returns its answer if there is one at once."""
-        slot = self._identity.slot
+        slot, timeout_s = self._identity.slot, self._http.report_timeout_s
         match action:
             case Deliver(command=command):
                 self._deliver(command)
@@ -490,12 +514,12 @@ class Gateway:
                     self._large_number, self._is_sending = self._large_number + 1, True
                     self._large.put((self._large_number, acks))
                     return None
-                return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers)))
+                return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers, timeout_s)))
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
                 beat = Heartbeat(slot, session, attempt, () if bare else self._metrics(attempt), self._frames_refused())
-                return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats)))
+                return self._ask("heartbeat", lambda: self._beat(self._post(f"/{slot}/heartbeat", beat, _Heartbeats, timeout_s)))
             case TakeSample() | AnswerQuestion():
                 self._serve_question(action)
                 return None
@@ -521,16 +545,17 @@ class Gateway:
         self._http.learn(registered.members)
         return RegistrationAnswered(registered)
 
-    def _post(self, path: str, message: Any, kind: type[T]) -> T:
-        answer = self._http.post(path, message, kind)
+    def _post(self, path: str, message: Any, kind: type[T], timeout_s: float | None = None) -> T:
+        answer = self._http.post(path, message, kind, timeout_s)
         assert answer is not None
         return answer
 
     def _send(self, path: str, message: Any) -> Event:
-        self._http.post(path, message, None)
+        self._http.post(path, message, None, self._http.report_timeout_s)
         return StatesAnswered()
 
     def _beat(self, answer: _Heartbeats) -> Event:
+        self._http.learn(answer.members)
         return HeartbeatAnswered(answer.epoch or self._session.epoch)
 
     def _ask(self, request: str, ask: Callable[[], Event], asked: Target | None = None) -> Event:
@@ -584,16 +609,22 @@ class Gateway:
         def post(event: Event) -> None:
             self._inbox.put(_FromStream(generation, event))
 
+        asked = self._http.target
         try:
             answer = self._http.stream(action)
+        except RefusedError as error:
+            post(RequestRefused("stream", error.message))
+            return
+        except HoldfastError as error:
+            self._inbox.put(_FromStream(generation, RequestFailed("stream"), (error, asked)))
+            return
+        try:
             if not self._adopt(answer, generation):
                 answer.close()
                 return
             for line in lines(answer):
                 post(CommandReceived(codec.decode(line, NumberedCommand)))
             post(RequestFailed("stream"))
-        except RefusedError as error:
-            post(RequestRefused("stream", error.message))
         except HoldfastError:
             post(RequestFailed("stream"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError
@@ -38,6 +38,8 @@ class Target:
     """Epoch of the active one of several members, which another member named; 0: it was not."""
     silent_service_epoch: int = 0
     """Highest such epoch whose member did not answer: it is not followed again, since the one that names it does not know yet."""
+    silent_url: str = field(default="", compare=False)
+    """Which one did not answer last; not followed to, either."""
 
 
 def next_target(target: Target, error: HoldfastError | None, address: Callable[[], str]) -> Target:
@@ -54,7 +56,8 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
             return Target(url.rstrip("/"), epoch, target.unreachable_epoch, target.followed + 1)
     if error is None or isinstance(error, NotLeaderError):
         unreachable = max(target.epoch, target.unreachable_epoch)
-        return Target(address(), unreachable_epoch=unreachable, silent_service_epoch=silent)
+        silent_url = target.url if error is None else target.silent_url
+        return Target(address(), unreachable_epoch=unreachable, silent_service_epoch=silent, silent_url=silent_url)
     # The target was reached. To go on reporting it as unreachable for an old failure would take the job from a live leader.
     return Target(address(), unreachable_epoch=target.unreachable_epoch if target.unreachable_epoch > target.epoch else 0)
 
@@ -62,11 +65,15 @@ def next_target(target: Target, error: HoldfastError | None, address: Callable[[
 def _next_member(target: Target, url: object, service_epoch: int, address: Callable[[], str]) -> Target:
     """A member that stands by named the active one. Their epochs are none of a job's, whose leader's unreachable one is kept."""
     known = max(target.service_epoch, target.silent_service_epoch)
-    is_onward = service_epoch > known and target.followed < FOLLOWED_MAX
-    if isinstance(url, str) and is_onward and url.rstrip("/") != target.url and is_safe_step(target.url, url.rstrip("/")):
-        return replace(target, url=url.rstrip("/"), epoch=0, followed=target.followed + 1, service_epoch=service_epoch)
+    named = url.rstrip("/") if isinstance(url, str) else ""
+    is_onward = service_epoch > known and target.followed < FOLLOWED_MAX and named not in (target.url, target.silent_url)
+    if is_onward and is_safe_step(target.url, named):
+        return replace(target, url=named, epoch=0, followed=target.followed + 1, service_epoch=service_epoch)
     return Target(
-        address(), unreachable_epoch=target.unreachable_epoch, silent_service_epoch=target.silent_service_epoch
+        address(),
+        unreachable_epoch=target.unreachable_epoch,
+        silent_service_epoch=target.silent_service_epoch,
+        silent_url=target.silent_url,
     )
 
 
@@ -82,7 +89,11 @@ class MemberAddresses:
         """`configured`: at least one; the first is asked first."""
         self._configured = tuple(dict.fromkeys(configured))
         self._members: tuple[str, ...] = ()
-        self._asked = -1
+        self._turn = -1
+
+    @property
+    def are_several(self) -> bool:
+        return len({*self._configured, *self._members}) > 1
 
     def learn(self, members: Sequence[str]) -> None:
         """Take over what a coordinator says about its members; of those where our token may go, MEMBERS_MAX at most."""
@@ -90,16 +101,20 @@ class MemberAddresses:
         safe = (url.rstrip("/") for url in known if is_safe_step(self._configured[0], url))
         self._members = tuple(dict.fromkeys(safe))[:MEMBERS_MAX]
 
-    def next(self, recorded: str | None) -> str:
-        """The next one. `recorded`: what the state directory says, if this machine sees it; it is asked every other time."""
-        known = tuple(dict.fromkeys((*self._configured, *self._members)))
-        if recorded is not None:
-            others = [url for url in known if url != recorded]
-            self._asked += 1
-            turn, is_other = divmod(self._asked, 2)
-            return others[turn % len(others)] if is_other and len(known) > 1 and others else recorded
-        self._asked += 1
-        return known[self._asked % len(known)]
+    def reached(self) -> None:
+        """One was reached: the next search begins from the front."""
+        self._turn = -1
+
+    def next(self, recorded: str | None, failed: str = "") -> str:
+        """The next one: what the state directory says (`recorded`, if this machine sees it), the members, the configured ones; and
+        so on. `failed`: the one that was asked last, which is passed over."""
+        first: tuple[str, ...] = () if recorded is None else (recorded,)
+        is_moved = recorded is not None and not self.are_several  # an only coordinator is not at its old address
+        known = list(dict.fromkeys(first if is_moved else (*first, *self._members, *self._configured)))
+        self._turn += 1
+        if known[self._turn % len(known)] == failed:
+            self._turn += 1
+        return known[self._turn % len(known)]
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:

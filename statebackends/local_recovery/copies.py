@@ -77,6 +77,26 @@ class LocalRecovery:
             copies.delete()
 
 
+def delete_copies(local_directory: str, job_id: str) -> tuple[str, ...]:
+    """I/O. Delete a job's copies below a local directory, whatever path its state directory had; returns the folders that stay,
+    because their owner lives or is too young to tell, or because they can't be deleted.
+
+    Of jobs of the same id in other state directories dead owners lose theirs, too: they are copies."""
+    root = os.path.join(local_directory, RECOVERY_FOLDER)
+    left: list[str] = []
+    for job in _names(root):
+        if not job.endswith(f"-{safe_text(job_id)}"):
+            continue
+        job_folder = os.path.join(root, job)
+        for _, folder in _owners(job_folder):
+            if is_dead(folder):
+                _remove(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(job_folder)
+        left += [os.path.join(job_folder, name) for name in _names(job_folder)]
+    return tuple(left)
+
+
 class LocalCopies:
     """Copies of one owner, by the path of the stored file. Thread-safe; methods that do I/O say so, and none raises.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import http.server
 import ipaddress
 import json
 import os
 import resource
 import shutil
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -290,6 +292,38 @@ def test_certificates(tmp_path: Path) -> None:
     assert (worst(soon), "expires on" in soon[0].text) == (Verdict.WARNING, True)
     nameless = by_check(list(network.certificates(*make_certificate(tmp_path / "e", names=False), None)))
     assert nameless["certificate names"].verdict is Verdict.FAULT
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_coordinator_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path / "a")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    url = f"https://127.0.0.1:{server.server_address[1]}"
+    try:
+        trusted = by_check(list(network.coordinator(url, "t" * 20, certificate.read_text())))
+        (refused,) = network.coordinator(url, "t" * 20)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+    assert {finding.verdict for finding in trusted.values()} == {Verdict.OK}
+    assert (refused.verdict, "--ca" in refused.fix) == (Verdict.FAULT, True)
 
 
 def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ RECORDS: list[tuple[str, dict[str, Any]]] = [
     ("state", {"state": "RUNNING", "previous": "RESTARTING", "reason": ""}),
     ("failure", {"attempt": 2, "error": "ValueError: 'x'", "restarts": 1, "restart_in_ms": 250, "subtask": 1}),
     ("restart", {"attempt": 3, "checkpoint_id": 41, "folder": "/state/chk-41", "savepoint": False, "replayed": 12}),
+    ("initialized", {"attempt": 3}),
     ("checkpoint", {"id": 42, "status": "COMPLETED", "duration_ms": 74, "vertices": [{}], "slowest": [{"subtask": 3}]}),
     ("request", {"request_kind": "savepoint", "trigger_id": "ab", "checkpoint_id": 43, "location": "/savepoints/1"}),
 ]

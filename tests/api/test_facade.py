@@ -48,6 +48,7 @@ ERRORS_SINCE = {
     "WorkerSilentError",
     "SnapshotLabelledError",
     "InFlightStateError",
+    "ForgetError",
     "MasterHookError",
     "InvalidRecordError",
     "InvalidRowError",

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
+from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served, serving
+from tests.coordinator.doubles import wait_until
 from tests.coordinator.ownership.test_labels import ended, stored_job
 from tests.coordinator.world import JOB as STORED
 
@@ -101,13 +103,21 @@ def test_labels_without_a_coordinator(directory: Path) -> None:
     assert "no labels" in offline(directory).output
 
 
+def test_tools_open_a_snapshot_by_its_label(directory: Path) -> None:
+    assert offline(directory, "2", "keep").exit_code == 0
+    assert Snapshot(directory / STORED / "label:keep").location == str(directory / STORED / "chk-2")
+    with pytest.raises(NotFoundError, match="has no label 'other'; it has keep"):
+        Snapshot(f"{directory}/{STORED}/label:other")
+    with pytest.raises(InvalidConfigError, match="a label has"):
+        Snapshot(f"{directory}/{STORED}/label:<b>")
+
+
 def test_an_ended_job_keeps_what_is_labelled_and_deletes_it_when_the_label_goes(directory: Path) -> None:
     assert offline(directory, "2", "keep").exit_code == 0
     service = CoordinatorService(ServiceConfig(str(directory)))
     try:
         service.lead()
-        for thread in service._started[:-1]:
-            thread.join(10)
+        wait_until(lambda: service.ready, lambda: None, what="recovery")
         folder = directory / STORED / "chk-2"
         assert folder.is_dir()
         assert not (directory / STORED / "chk-4").exists()

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(hf.__file__).parent.parent
 START_S = 30.0
+ENDLESS = ("/commands", "/events")
+"""Ends of paths whose answers have no end."""
 HEX = {"jobid": "", "applicationid": "", "vertexid": "a" * 32, "triggerid": "c" * 32, "checkpointid": "7", "slot": "0"}
 
 
@@ -127,7 +129,7 @@ def answers(service: Service, job_id: str) -> Iterator[tuple[str, urllib3.BaseHT
     own = {"Authorization": f"Bearer {found['own token']}"}
     paths = json.loads(http.request("GET", f"{service.url}/openapi.json").data)["paths"]
     known = {**HEX, "jobid": job_id, "applicationid": job_id}
-    for path in (path for path, methods in paths.items() if "get" in methods and not path.endswith("/commands")):
+    for path in (path for path, methods in paths.items() if "get" in methods and not path.endswith(ENDLESS)):
         filled = re.sub(r"{(\w+)}", lambda match: known.get(match[1], "x"), path)
         for name in ("own token", "viewer's token"):
             yield f"GET {filled}", http.request("GET", service.url + filled, headers={"Authorization": f"Bearer {found[name]}"})

@@ -254,7 +254,7 @@ def test_heartbeats_and_what_they_show(worker: Worker, client: RestClient) -> No
     run_job(worker, client)
     metrics = (SubtaskMetrics(SOURCE, 0, records_out=7), SubtaskMetrics(SINK, 0, records_in=7))
     answer = worker.post("/0/heartbeat", Heartbeat(0, worker.session, worker.attempt, metrics), dict)
-    assert answer == {"epoch": worker.epoch}
+    assert answer == {"epoch": worker.epoch, "members": []}
 
     def written() -> list[int]:
         return [vertex["metrics"]["write-records"] for vertex in client.job(worker.accepted.job_id)["vertices"]]

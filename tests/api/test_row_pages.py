@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pytest
 
-from holdfast.api.routes import snapshots
+from holdfast.api.routes import jobs, snapshots
 from holdfast.api.snapshots import row_pages
 from holdfast.api.snapshots.row_pages import RowPosition, cell_text, clip_text
 from holdfast.api.snapshots.snapshot import Snapshot
@@ -211,6 +211,13 @@ def test_the_graph_of_a_job_is_checked_against_a_snapshot(coordinator: FakeCoord
     assert report["job_id"] == JOB
     assert ("preflight",) in coordinator.calls
     served.json("GET", f"/v1/jobs/{'9' * 32}/preflight", status=404)
+    taken = list(itertools.takewhile(lambda _: jobs._checking.acquire(blocking=False), itertools.count()))
+    try:
+        assert len(taken) == jobs.CHECKS_MAX
+        assert "being checked" in served.json("GET", f"/v1/jobs/{JOB}/preflight", status=503)["errors"][0]
+    finally:
+        for _ in taken:
+            jobs._checking.release()
 
 
 @pytest.mark.endurance

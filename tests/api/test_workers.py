@@ -76,7 +76,7 @@ def test_states_and_heartbeats(served: Served, coordinator: FakeCoordinator) -> 
     states = StatusBatch(1, 0, "s1", (SubtaskStatus(1, SOURCE, 0, TaskState.RUNNING),))
     assert served.json("POST", f"{WORKERS}/0/states", codec.encode(states)) == {}
     beat = Heartbeat(0, "s1", 1, (SubtaskMetrics(SOURCE, 0, records_in=3),))
-    assert served.json("POST", f"{WORKERS}/0/heartbeat", codec.encode(beat)) == {"epoch": 1}
+    assert served.json("POST", f"{WORKERS}/0/heartbeat", codec.encode(beat)) == {"epoch": 1, "members": []}
     assert coordinator.calls == [("states", JOB, states), ("heartbeat", JOB, beat)]
 
 

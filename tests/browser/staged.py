@@ -221,13 +221,13 @@ class StagedCoordinator(FakeCoordinator):
             return HistoryEntry(1, number, at + offset_ms, kind, facts)
 
         failure = {"attempt": 1, "error": f"ValueError: {MARKUP}", "restarts": 1, "restart_in_ms": 1_000}
-        failure |= {"vertex": NAMES[2], "subtask": 1}
+        failure |= {"vertex": VERTICES[2], "subtask": 1}
         entries = (
             entry(1, -400_000, "request", request_kind="savepoint", checkpoint_id=4, location="/state/savepoint-4"),
             entry(2, -300_000, "leader", submission=1, attempt=1, newest_checkpoint=7, took_over=True),
             entry(3, 0, "failure", slot=1, frames='File "orders.py", line 12, in total', **failure),
             entry(4, 1_100, "restart", attempt=2, checkpoint_id=16, folder=self.checkpoint_path, savepoint=False, replayed=1_234),
-            entry(5, 1_400, "state", state="RUNNING", previous="RESTARTING", reason=""),
+            entry(5, 1_400, "first_record", attempt=2, since_failure_ms=1_400, heartbeat_ms=500),
         )
         chosen = tuple(each for each in entries if query.kinds is None or each.kind in query.kinds)
         gaps = (HistoryGap(1, 5, 9, 3),) if query.kinds is None or "failure" in query.kinds else ()

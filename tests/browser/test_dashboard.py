@@ -79,7 +79,7 @@ PAGES = {
     "snapshots": (f"jobs/{JOB}/snapshots", "Snapshots", "savepoint 20"),
     "snapshot": ("{savepoint}", "Snapshot", "dict<str,set<str>>"),
     "difference": ("{checkpoint}/diff/{other}", "Difference", "customer-0"),
-    "failures": (f"jobs/{JOB}/failures", "Failures", "1,234 records are read again"),
+    "failures": (f"jobs/{JOB}/failures", "Failures", f"{NAMES[2]} subtask 1 in slot 1"),
     "care": (f"jobs/{JOB}/care", "Drills and cost", ""),
     "members": ("members", "Members", "Workers"),
     "tokens": ("tokens", "Tokens", "Issue a token"),
@@ -199,6 +199,15 @@ def test_a_savepoint_is_disposed_of_only_by_whoever_types_its_name(browser: Brow
     browser.button("Close").click()
 
 
+def test_a_failure_tells_what_came_of_it(browser: Browser, served: Served) -> None:
+    browser.go(f"jobs/{JOB}/failures")
+    (failure,) = served.json("GET", f"/v1/jobs/{JOB}/failures")["failures"]
+    told = ("attempt 1 failed", "restored from checkpoint 16", "1,234 records are read again", "1.4 s after the failure")
+    for words in (*told, "another coordinator took over", "Records 6 to 8 of epoch 1 are lost."):
+        browser.until(f"no {words}", lambda words=words: words in browser.text)  # type: ignore[misc]
+    assert failure["restart"]["gap_ms"] == 1_400
+
+
 def test_rows_are_paged(browser: Browser, coordinator: StagedCoordinator) -> None:
     browser.go(path_of(coordinator.checkpoint_path))
     browser.settled("Snapshot")
@@ -230,6 +239,7 @@ def test_subtasks_of_a_checkpoint_are_asked_for_when_they_are_opened(browser: Br
     assert not any(url.endswith(wanted) for url, _ in browser.asked())
     browser.button(f"Subtasks of {NAMES[2]}").click()
     browser.until("no subtasks", lambda: "start 5 ms" in browser.run("return document.body.innerHTML"))
+    assert "at most" in browser.text
     assert browser.violations() == []
 
 
@@ -280,6 +290,7 @@ def test_labels_drills_and_cost_where_a_service_has_them(canned: Browser) -> Non
         canned.until(f"no {words}", lambda words=words: words in canned.text)  # type: ignore[misc]
     assert canned.violations() == []
     canned.button("Drill now").click()
+    canned.find("dialog[open]")
     canned.button("Drill now").click()
     canned.until("no drill", lambda: "It runs" in canned.text)
     canned.button("Close").click()
@@ -312,8 +323,11 @@ def test_stale_figures_say_so(browser: Browser, coordinator: StagedCoordinator) 
 
 
 def test_no_token_is_kept_where_scripts_find_it(browser: Browser) -> None:
-    kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
-    assert TOKEN not in browser.run(kept)
+    kept = "return [JSON.stringify([{...localStorage}, {...sessionStorage}]), document.cookie]"
+    assert browser.run(kept) == ["[{},{}]", ""]
+    (cookie,) = browser.driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert TOKEN not in cookie["value"]
 
 
 def test_a_job_or_checkpoint_that_is_not_there_is_said_to_be_so(browser: Browser) -> None:
@@ -365,6 +379,30 @@ def test_a_report_of_the_simulator(anywhere: Browser, served: Served, tmp_path: 
     anywhere.find("header.top")  # the session goes on
 
 
+def test_a_viewer_sees_no_rows_and_changes_nothing_until_its_token_is_revoked(
+    browser: Browser, served: Served, coordinator: StagedCoordinator
+) -> None:
+    issued = served.json("POST", "/v1/tokens", {"role": "viewer", "name": "night shift"}, status=201)
+    browser.button("Log out").click()
+    log_in(browser, issued["token"])
+    assert "night shift · viewer" in browser.text
+    browser.go(f"jobs/{JOB}/snapshots")
+    browser.settled("Snapshots")
+    browser.until("no snapshots", lambda: "savepoint 20" in browser.text)
+    assert browser.run("return [...document.querySelectorAll('main button')].map(each => each.textContent)") == ["Open"]
+    browser.go(path_of(coordinator.checkpoint_path))
+    browser.until("rows?", lambda: "Rows are for operators." in browser.text)
+    assert "Rows of" not in browser.text
+    for page in ("tokens", "audit"):
+        browser.go(page)
+        browser.until("nothing said", lambda: "Your token may not see this" in browser.text)
+        assert browser.violations() == []
+    browser.go("")
+    browser.settled("Jobs")
+    served.json("DELETE", f"/v1/tokens/{issued['id']}")
+    log_in(browser, TOKEN)  # the form is there by itself
+
+
 def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browser, served: Served) -> None:
     """Last: it logs out."""
     browser.button("Log out").click()
@@ -374,6 +412,9 @@ def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browse
     browser.driver.refresh()
     browser.find("input[name=token]").send_keys("wrong", Keys.ENTER)
     browser.until("no refusal", lambda: "token" in browser.find(".problem").text)
-    browser.driver.refresh()
+    log_in_again = browser.find("input[name=token]")
+    log_in_again.clear()
     log_in(browser, TOKEN)
+    browser.settled("Checkpoint 17")
+    browser.driver.refresh()
     browser.settled("Checkpoint 17")

@@ -101,6 +101,9 @@ class FakeCoordinator:
         """URL and epoch of who leads the job, if it is not led from here."""
         self.unreachable: list[str | None] = []
         self.attempt = 0
+        self.heartbeat_interval_ms = 50
+        self.members: tuple[str, ...] = ()
+        """Named in answers to heartbeats."""
         self.closing = threading.Event()
         handler = self._handler()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -125,7 +128,7 @@ class FakeCoordinator:
         match path:
             case "register":
                 self.requests.append((path, codec.decode(body, RegisterWorker)))
-                return Registered(self.epoch, self.session, self.attempt, None, 0, (), 50, 50_000)
+                return Registered(self.epoch, self.session, self.attempt, None, 0, (), self.heartbeat_interval_ms, 50_000)
             case "acks":
                 batch = codec.decode(body, AckBatch)
                 self.requests.append((path, batch))
@@ -138,7 +141,7 @@ class FakeCoordinator:
                 return {}
             case _:
                 self.requests.append((path, json.loads(body)))
-                return {"epoch": self.epoch}
+                return {"epoch": self.epoch, "members": self.members}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         fake = self
@@ -484,6 +487,38 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
     client.gateway.close()
     second.close()
+
+
+def test_one_of_several_coordinators_is_left_when_its_stream_can_not_be_opened_again() -> None:
+    """The next heartbeat may be seconds off, and another coordinator leads the job by then."""
+    first, second = FakeCoordinator(), FakeCoordinator(epoch=2)
+    first.heartbeat_interval_ms = second.heartbeat_interval_ms = 600_000
+    client = Client(f"{first.url},{second.url}")
+    eventually(lambda: first.of("commands"), "the first coordinator")
+    assert second.requests == []
+    first.close()
+    eventually(lambda: second.of("commands"), "the second coordinator")
+    client.gateway.close()
+    second.close()
+
+
+def test_members_that_joined_are_known_from_the_answers_to_heartbeats() -> None:
+    first, second = FakeCoordinator(), FakeCoordinator(epoch=2)
+    client = Client(first.url)
+    eventually(lambda: first.of("heartbeat"), "the first coordinator")
+    first.members = (first.url, second.url)
+    beats = len(first.of("heartbeat"))
+    eventually(lambda: len(first.of("heartbeat")) > beats + 1, "an answer with the members")
+    first.close()
+    eventually(lambda: second.requests, "the second coordinator")
+    client.gateway.close()
+    second.close()
+
+
+def test_heartbeat_waits_for_less_where_another_coordinator_may_have_taken_over() -> None:
+    alone = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1", None), "job", 0)
+    several = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1,http://10.0.0.2:1", None), "job", 0)
+    assert alone.report_timeout_s == READ_TIMEOUT_S > several.report_timeout_s
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])

@@ -150,6 +150,13 @@ def test_active_member_that_does_not_answer_is_not_followed_again_but_its_succes
     assert after(silent, active_at(SECOND, 3)) == Target(SECOND, followed=1, service_epoch=3, silent_service_epoch=2)
 
 
+def test_active_member_that_did_not_answer_at_its_own_address_is_not_followed_to() -> None:
+    """One that hangs takes connections, and each request to it takes as long as an answer may."""
+    silent = after(Target(SECOND), None, address=THIRD)
+    assert after(silent, active_at(SECOND, 2)) == Target(ADDRESS)
+    assert after(silent, active_at(ADDRESS, 3)).url == ADDRESS
+
+
 def test_members_that_name_each_other_are_left_after_one_round() -> None:
     target = after(Target(ADDRESS), active_at(SECOND, 2))
     assert after(target, active_at(ADDRESS, 2), address=THIRD).url == THIRD
@@ -170,11 +177,34 @@ def test_configured_addresses_are_asked_in_turn() -> None:
     assert [addresses.next(None) for _ in range(4)] == [ADDRESS, SECOND, ADDRESS, SECOND]
 
 
-def test_what_the_state_directory_says_is_asked_every_other_time() -> None:
+def test_what_the_state_directory_says_is_asked_first() -> None:
     addresses = MemberAddresses((ADDRESS, SECOND))
-    assert [addresses.next(THIRD) for _ in range(5)] == [THIRD, ADDRESS, THIRD, SECOND, THIRD]
+    assert [addresses.next(THIRD) for _ in range(5)] == [THIRD, ADDRESS, SECOND, THIRD, ADDRESS]
+    addresses.reached()
+    assert addresses.next(SECOND) == SECOND
     alone = MemberAddresses((ADDRESS,))
     assert [alone.next(SECOND) for _ in range(3)] == [SECOND] * 3, "a coordinator that moved is not at its old address"
+
+
+def test_the_one_that_failed_is_left_out_and_members_come_before_what_was_configured_long_ago() -> None:
+    addresses = MemberAddresses((ADDRESS, SECOND))
+    assert addresses.next(None, ADDRESS) == SECOND
+    addresses.learn([SECOND, THIRD])
+    addresses.reached()
+    assert addresses.next(SECOND, SECOND) == THIRD
+    assert MemberAddresses((ADDRESS,)).next(None, ADDRESS) == ADDRESS, "an only one is asked again"
+
+
+@pytest.mark.parametrize("recorded", [None, ADDRESS, SECOND])
+@pytest.mark.parametrize("first", range(3))
+def test_every_one_is_asked_in_a_round_whoever_failed(recorded: str | None, first: int) -> None:
+    addresses = MemberAddresses((ADDRESS,))
+    addresses.learn([SECOND, THIRD])
+    asked = [(ADDRESS, SECOND, THIRD)[first]]
+    for _ in range(40):
+        asked.append(addresses.next(recorded, asked[-1]))
+    for begin in range(len(asked) - 4):
+        assert set(asked[begin : begin + 5]) == {ADDRESS, SECOND, THIRD}
 
 
 def test_members_are_learnt_as_far_as_the_token_may_go() -> None:

@@ -79,7 +79,7 @@ MADE = f"{USERS}/made"
 THIRD = "ef" * 16
 RESCALED = 3
 """Parallelism of a job that starts from another one's snapshot."""
-POWER_LOSSES = 3
+POWER_LOSSES = 6
 """Times that the power is lost behind one scene: a name that is not durable is lost every other time."""
 
 

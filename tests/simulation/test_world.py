@@ -34,6 +34,7 @@ MOMENTS: dict[str, Fault] = {
     "duplicate": Fault("duplicate", "all", at_ms=100, duration_ms=600),
     "reorder": Fault("reorder", "all", at_ms=100, duration_ms=600, amount=20),
     "partition": Fault("partition", "workers", at_ms=300, duration_ms=200),
+    "partition_members": Fault("partition_members", at_ms=300, duration_ms=1_500),
     "forged_ack": Fault("forged_ack", "workers", at_ms=100, duration_ms=600, probability=0.3),
     "forged_registration": Fault("forged_registration", "workers", at_ms=400),
     "break_stream": Fault("break_stream", "workers", at_ms=400, amount=100),
@@ -81,9 +82,14 @@ def test_every_kind_of_fault_is_written_down_here() -> None:
 
 @pytest.mark.parametrize("kind", crossed(sorted(MOMENTS), every=2))
 def test_fault_hits_and_the_job_survives_it(kind: str) -> None:
-    run = run_seed(RunRequest(seed_of_two_workers(), "counter", plan=(MOMENTS[kind],), backend="memory"))
+    plan: tuple[Fault, ...] = (MOMENTS[kind],)
+    workload = "counter"
+    if kind == "partition_members":  # members speak to each other when one has no sign of life of another
+        plan, workload = (*plan, Fault("store_fails", "coordinator:WriteFile/members", at_ms=300, duration_ms=1_000)), "members"
+    run = run_seed(RunRequest(seed_of_two_workers(), workload, plan=plan, backend="memory"))
     assert run.result.violations == (), "\n".join(run.trace.lines(30))
-    assert run.result.faults_hit == (0,)
+    assert 0 in run.result.faults_hit
+    assert len(run.result.faults_hit) == len(plan)
     assert run.result.ended == "FINISHED"
 
 

@@ -80,7 +80,7 @@ function Frame({ session, onLogOut }) {
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="24" height="24" /> Holdfast</a>
       <nav aria-label="Service"><a href="#/" aria-current=${place.path === "" ? "page" : null}>Jobs</a>
         ${["members", "tokens", "audit"].map(each => html`<a href=${link(each)} aria-current=${place.path === each ? "page" : null}>${each[0].toUpperCase() + each.slice(1)}</a>`)}</nav>
-      <span class="who">${session.role ? `${session.name || "token"} · ${session.role}` : ""}${session.role !== null || session.bearer ? html` <button type="button" onClick=${onLogOut}>Log out</button>` : null}</span>
+      <span class="who">${(session.name || "token").replace(/^session of /, "")} · ${session.role} <button type="button" onClick=${onLogOut}>Log out</button></span>
     </header>
     ${jobId ? html`<nav class="tabs" aria-label=${`Job ${name}`}><span class="jobname">${name}</span>
       ${TABS.map(([part, label]) => html`<a href=${link(...["jobs", jobId, part].filter(Boolean))} aria-current=${tab === part || (part === "" && tab === "vertices") ? "page" : null}>${label}</a>`)}</nav>` : null}
@@ -98,7 +98,7 @@ function LogIn({ onLogIn }) {
     setState({ busy: true, error: null })
     try {
       await logIn(token.trim())
-      await onLogIn(true)
+      await onLogIn()
     } catch (error) {
       setState({ busy: false, error })
     }
@@ -116,10 +116,9 @@ function LogIn({ onLogIn }) {
 function App() {
   const [session, setSession] = useState(undefined)
   const [error, setError] = useState(null)
-  const look = async (isNew = false) => {
+  const look = async () => {
     try {
-      const found = await currentSession()
-      setSession(found && isNew ? { ...found, bearer: true } : found)
+      setSession(await currentSession())
       setError(null)
     } catch (problem) {
       setError(problem)
@@ -134,7 +133,7 @@ function App() {
   }, [])
   if (session === undefined) return error ? html`<main class="login"><h1>Holdfast</h1><${Problem} error=${error} /><p>Asked again every three seconds.</p></main>` : null
   if (session === null) return html`<${LogIn} onLogIn=${look} />`
-  return html`<${Frame} session=${session} onLogOut=${async () => { await logOut().catch(() => {}); setSession(null) }} />`
+  return html`<${Frame} session=${session} onLogOut=${async () => { await logOut().catch(() => {}); await look() }} />`
 }
 
 render(html`<${App} />`, document.getElementById("app"))

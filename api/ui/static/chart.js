@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from "./vendor/preact/hooks.mjs"
 import { html } from "./parts.js"
-import { newest } from "./format.js"
+import { clock, newest } from "./format.js"
 
 const HEIGHT = 150
 const scheme = matchMedia("(prefers-color-scheme: dark)")
@@ -39,7 +39,7 @@ function options(element, lines, format, ceiling) {
   return {
     width: Math.max(200, element.clientWidth), height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, ceiling ?? Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map(tick => new Date(tick * 1000).toTimeString().slice(0, 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(format) }],
+    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map(tick => clock(tick * 1000).slice(0, ticks.length > 1 && ticks[1] - ticks[0] < 60 ? 8 : 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(format) }],
     series: [{}, ...lines.map((line, index) => ({ label: line.label, stroke: colour(`--line-${index % 6}`), width: 2, spanGaps: false, points: { show: false } }))],
   }
 }

@@ -10,9 +10,9 @@ export const html = htm.bind(h)
 
 export const link = (...segments) => "#/" + segments.map(encodeURIComponent).join("/")
 
-// Whether a caller may do something; a service without tokens, or without sessions, says so itself when it is asked.
+// Whether a caller may do something. What is shown is a courtesy: the service judges each request.
 const RANKS = { viewer: 0, operator: 1, admin: 2 }
-export const may = (session, role) => !session.role || (RANKS[session.role] ?? 0) >= RANKS[role]
+export const may = (session, role) => (RANKS[session.role] ?? -1) >= RANKS[role]
 
 const TONES = {
   ok: "good", RUNNING: "good", COMPLETED: "good", FINISHED: "good", active: "good", completed: "good", fits: "good", sound: "good",
@@ -92,6 +92,3 @@ export function Copyable({ text }) {
   const copy = async () => { await navigator.clipboard.writeText(text); setDone(true); setTimeout(() => setDone(false), 2_000) }
   return html`<div class="command"><code>${text}</code>${navigator.clipboard ? html`<button type="button" onClick=${copy}>${done ? "copied" : "copy"}</button>` : null}</div>`
 }
-
-// Pages that a service may not have: asked once, shown where the route answers.
-export const noSuch = what => `This service has no ${what}.`

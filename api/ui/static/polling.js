@@ -6,7 +6,8 @@ import { get } from "./session.js"
 const LONGEST_MS = 30_000
 export const STALE_MS = 5_000
 
-// Ask `path` every `everyMs` (0: once). null: nothing to ask. `path` may be a list: its answers come together, as a list.
+// Ask `path` every `everyMs` (0: once, and again only while the service is busy or does not answer). null: nothing to ask. `path` may
+// be a list: its answers come together, as a list.
 export function usePoll(path, everyMs = 2_000) {
   const [state, setState] = useState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
   const again = useRef(() => {})
@@ -18,6 +19,7 @@ export function usePoll(path, everyMs = 2_000) {
     let pause = everyMs
     const look = async () => {
       clearTimeout(timer)
+      let mayPass = false
       try {
         const paths = Array.isArray(path) ? path : [path]
         const answers = await Promise.all(paths.map(each => get(each, abort.signal)))
@@ -27,10 +29,11 @@ export function usePoll(path, everyMs = 2_000) {
         setState({ data, error: null, asOfMs: asOfMs || serviceMs, ageMs: asOfMs && serviceMs ? Math.max(0, serviceMs - asOfMs) : 0, receivedMs: performance.now() })
       } catch (error) {
         if (error.name === "AbortError") return
-        pause = Math.min(LONGEST_MS, Math.max(everyMs, 1_000, pause * 2))
+        mayPass = error.status === 0 || error.status === 429 || error.status === 503
+        pause = Math.min(LONGEST_MS, Math.max(everyMs, 1_000, pause * 2, (error.retryAfterS || 0) * 1_000))
         setState(before => ({ ...before, error }))
       }
-      if (everyMs) timer = setTimeout(whenVisible, pause)
+      if (everyMs || mayPass) timer = setTimeout(whenVisible, pause)
     }
     const whenVisible = () => document.hidden ? document.addEventListener("visibilitychange", look, { once: true, signal: abort.signal }) : look()
     again.current = look

@@ -1,10 +1,8 @@
 // Requests to the service, and who is logged in.
 //
-// The token is exchanged for a cookie that no script can read. A service that has no login is asked with the token itself, which is
-// then kept in this page's memory, and nowhere else.
+// The token is exchanged for a cookie that no script can read; this page keeps no token.
 
 const ROOT = new URL("../", document.baseURI)
-let bearer = null
 
 export class ApiError extends Error {
   constructor(status, messages, kind, retryAfterS = null) {
@@ -14,9 +12,7 @@ export class ApiError extends Error {
 }
 
 async function ask(path, { method = "GET", body, signal } = {}) {
-  const headers = {}
-  if (bearer !== null) headers.Authorization = `Bearer ${bearer}`
-  if (body !== undefined) headers["Content-Type"] = "application/json"
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" }
   let response
   try {
     response = await fetch(new URL(path, ROOT), {
@@ -63,35 +59,15 @@ export async function operate(path, body, statusPath) {
   }
 }
 
-// Who this page is, or null if it has to log in. A service without sessions answers that it has none to whoever may ask it: what
-// that caller may do is found out by asking.
+// Who this page is, or null if it has to log in.
 export async function currentSession() {
   try {
     return (await get("ui/session")).data
   } catch (error) {
     if (error.status === 401) return null
-    if (error.status === 403 || error.status === 404) return { role: null, job: "", name: "", expires_at_ms: -1 }
     throw error
   }
 }
 
-export async function logIn(token) {
-  try {
-    await send("POST", "ui/login", { token })
-    return
-  } catch (error) {
-    if (![401, 403, 404, 405].includes(error.status)) throw error
-    bearer = token
-    try {
-      await get("v1/overview")
-    } catch (refused) {
-      bearer = null
-      throw refused.status === 401 ? error.status === 401 ? error : refused : refused
-    }
-  }
-}
-
-export async function logOut() {
-  if (bearer === null) await send("POST", "ui/logout", {})
-  bearer = null
-}
+export const logIn = token => send("POST", "ui/login", { token })
+export const logOut = () => send("POST", "ui/logout")

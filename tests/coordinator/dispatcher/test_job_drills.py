@@ -63,7 +63,7 @@ def test_a_drill_of_the_newest_checkpoint_is_in_the_history_and_in_the_health(se
     begun = service.drill(job_id)
     assert (begun.state, begun.by) == (DrillState.RUNNING, "user")
     ended = outcome(service, job_id, begun)
-    # the states that doubles store are no tables, and the drill says so; a real one is in tests/api/test_drills.py
+    # the states that doubles store are no tables, and the drill says so; a real one is in tests/coordinator/drills/test_reading.py
     assert ended.state is DrillState.FAILED, ended
     assert ended.problem_count > 0
     health = service.health(job_id)

@@ -161,3 +161,10 @@ def test_checkpoints_are_described_by_vertex_and_slowest_subtasks() -> None:
     assert [each["vertex"] for each in facts["vertices"]] == sorted((each.vertex_id for each in rig.graph.vertices), reverse=True)
     assert {each["host"] for each in facts["slowest"]} == {"host-a", "host-b"}
     assert "missing" not in facts
+    assert facts["decide_ms"] == taken[1].decide_ms >= 0
+    phases = {"start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "store_ms", "acknowledge_ms"}
+    assert all(phases <= each.keys() for each in (*facts["vertices"], *facts["slowest"]))
+    subtasks = {
+        (name, each.subtask): each.acknowledge_ms for name, vertex in taken[1].vertices.items() for each in vertex.subtasks
+    }
+    assert all(each["acknowledge_ms"] == subtasks[each["vertex"], each["subtask"]] for each in facts["slowest"])

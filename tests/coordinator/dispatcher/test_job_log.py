@@ -13,7 +13,14 @@ from holdfast.coordinator.dispatcher.job_log import JobLog, printable
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.failover import Failure
-from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, CheckpointFailed, RequestEnded, StateChanged
+from holdfast.coordinator.notes import (
+    AttemptDeployed,
+    AttemptFailed,
+    AttemptInitialized,
+    CheckpointFailed,
+    RequestEnded,
+    StateChanged,
+)
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
 from tests.coordinator.stepping import Process
@@ -57,7 +64,7 @@ def running() -> Noting:
 
 def test_states_and_deployments_are_told_once() -> None:
     rig = running()
-    assert rig.take() == [AttemptDeployed(1, 0), StateChanged("RUNNING", "CREATED")]
+    assert rig.take() == [AttemptDeployed(1, 0), StateChanged("RUNNING", "CREATED"), AttemptInitialized(1)]
     rig.pass_time(10)
     assert rig.take() == []
 
@@ -138,6 +145,7 @@ def test_a_second_submission_takes_over_from_nobody(caplog: pytest.LogCaptureFix
         (StateChanged("FAILED", "FAILING", "no restart is left"), "ERROR", "FAILED, was FAILING: no restart is left"),
         (AttemptFailed(3, "E: x", 2, None), "WARNING", "attempt 3 failed; no restart is left: E: x"),
         (AttemptFailed(3, "E: x", 2, 50, "v", 1, 1), "WARNING", "attempt 3 failed in subtask 1 of v; restart 2 in 50 ms: E: x"),
+        (AttemptInitialized(4), "INFO", "all tasks of attempt 4 run"),
         (AttemptDeployed(4, 9, "chk-9"), "INFO", "attempt 4 starts from checkpoint 9 (chk-9)"),
         (CheckpointFailed(5, CheckpointKind.CHECKPOINT, FailureReason.SUBSUMED), "INFO", "checkpoint 5 failed, subsumed"),
         (CheckpointFailed(5, CheckpointKind.STOP_SAVEPOINT, FailureReason.EXPIRED, "late"), "WARNING", "5 failed, expired: late"),

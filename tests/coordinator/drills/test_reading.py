@@ -13,7 +13,7 @@ import pytest
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.drills.reading import Findings, drill_snapshot
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drill_of, drilled_ms, is_due
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drilled_ms, is_due
 from holdfast.statebackends.errors import StorageUnavailableError
 from tests.golden.goldens import folder_of
 
@@ -124,16 +124,6 @@ def test_outcomes() -> None:
     assert begun.ended(DrillReport(error="x"), 80).state is DrillState.ERROR
     assert drilled_ms([view(8, 90, DrillState.ERROR), view(7, 50), view(6, 10)]) == 50
     assert drilled_ms([view(8, 90, DrillState.FAILED)]) == -1
-
-
-def test_a_drill_comes_back_from_a_history_and_a_later_versions_does_not() -> None:
-    stored = view(7, 50).ended(DrillReport(2, 3, 40, 500, 9, tuple("abcdefghi")), 80)
-    facts = json.loads(json.dumps(stored.facts()))
-    found = drill_of(facts)
-    assert found is not None
-    assert (found.problem_count, len(found.problems), found.state) == (9, 5, DrillState.FAILED)
-    assert drill_of({**facts, "state": "new"}) is None
-    assert drill_of({}) is None
 
 
 @pytest.mark.parametrize(("memory_bytes_max", "is_read"), [(2 << 30, True), (24 << 20, False)])

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.drills.records import DrillState, DrillView
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
 from holdfast.coordinator.views import ScheduleView
@@ -85,6 +86,42 @@ def test_a_job_that_never_had_a_checkpoint(running_ms: int, interval_ms: int | N
     assert (found.safe.checkpoint_id, found.safe.replay_ms, found.safe.replay_records) == (-1, running_ms, 1_500)
     assert found.resume.verdict is OK
     assert "beginning of its sources" in found.resume.why
+
+
+def drill(checkpoint_id: int, state: DrillState, ago_ms: int) -> DrillView:
+    problems = ("part 3: its checksum does not match",) if state is DrillState.FAILED else ()
+    folder = f"/state/j/chk-{checkpoint_id}"
+    view = DrillView("d" * 32, checkpoint_id, CheckpointKind.CHECKPOINT, folder, state, "schedule", NOW - ago_ms)
+    return replace(view, problem_count=len(problems), problems=problems)
+
+
+PASSED, FAILED, ERROR, RUNNING = DrillState.PASSED, DrillState.FAILED, DrillState.ERROR, DrillState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("drills", "verdict", "why"),
+    [
+        (((40, PASSED, 1),), OK, "began"),
+        (((40, FAILED, 1),), BAD, "a drill of checkpoint 40 found"),
+        (((38, FAILED, 20_000),), AT_RISK, "checkpoint 40 has not been drilled since"),
+        (((39, ERROR, 10_000), (38, FAILED, 20_000)), AT_RISK, "a drill of checkpoint 38 found"),
+        (((40, RUNNING, 10), (38, FAILED, 20_000)), AT_RISK, "a drill of checkpoint 38 found"),
+        (((39, PASSED, 10_000), (38, FAILED, 20_000)), OK, "began"),
+        (((39, FAILED, 10_000), (38, PASSED, 20_000)), AT_RISK, "a drill of checkpoint 39 found"),
+        (((39, ERROR, 10_000),), OK, "began"),
+    ],
+)
+def test_a_drill_that_failed_is_told_until_one_has_passed(
+    drills: tuple[tuple[int, DrillState, int], ...], verdict: Verdict, why: str
+) -> None:
+    it = Built(status=None)
+    found = derive_health(replace(it.made(), drills=tuple(drill(*each) for each in drills))).safe
+    assert (found.verdict, why in found.why) == (verdict, True), found.why
+
+
+def test_damage_of_an_earlier_snapshot_hides_nothing_that_is_worse() -> None:
+    it = Built(status=None, cut=aged(10**9))
+    assert derive_health(replace(it.made(), drills=(drill(38, FAILED, 10**9),))).safe.verdict is BAD
 
 
 def test_failures_in_a_row_put_a_job_at_risk() -> None:

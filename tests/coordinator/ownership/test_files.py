@@ -82,6 +82,9 @@ def one(path: str, *, evidence: RecordedJob | None = ALL, claims: Claims = CLAIM
     [
         ("leader/3", "records", "owned"),
         ("submissions/1.json", "records", "owned"),
+        ("history/2-17.jsonl", "history", "owned"),
+        (f"drills/{NOW:015d}-{'d' * 32}.json", "history", "owned"),
+        ("drills/notes.json", "unknown", "owned"),
         ("attempts/x.json", "unknown", "owned"),
         ("notes", "unknown", "owned"),
         ("chk-1", "unknown", "owned"),

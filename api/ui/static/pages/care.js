@@ -1,20 +1,33 @@
-// What keeps snapshots fit for use: labels that keep them, drills that restore them for a trial, and what they cost. A service may
-// lack each of them.
+// What keeps snapshots fit for use: labels that keep them, drills that restore them for a trial, and what they cost.
 
-import { html, Card, Facts, Fresh, link, may, noSuch, Shown, Status, Table } from "../parts.js"
+import { html, Card, Facts, Fresh, link, may, Shown, Status, Table } from "../parts.js"
 import { bytes, count, duration, moment, plural } from "../format.js"
 import { usePoll } from "../polling.js"
-import { send } from "../session.js"
+import { ApiError, get, send } from "../session.js"
 import { Action } from "../dialog.js"
 
 const kindOf = kind => kind.replaceAll("_", " ")
 
-export function Labels({ job, session, stats }) {
+const TRIES = 5
+
+// The newest checkpoint may be replaced by a newer one before its label arrives: then that one is meant.
+async function give(job, path, checkpoint) {
+  for (let left = checkpoint ? 1 : TRIES; ; left -= 1) {
+    const id = checkpoint ? Number(checkpoint) : (await get(`v1/jobs/${job}/checkpoints`)).data.latest.completed?.id
+    if (id === undefined) throw new ApiError(404, ["no checkpoint is completed yet"], "NotFoundError")
+    try {
+      return await send("PUT", path, { checkpoint: id })
+    } catch (error) {
+      if (left === 1 || ![404, 409].includes(error.status)) throw error
+    }
+  }
+}
+
+export function Labels({ job, session }) {
   const poll = usePoll(`v1/jobs/${job}/labels`, 10_000)
-  const newest = stats?.latest.completed?.id
   const path = label => `v1/jobs/${job}/labels/${encodeURIComponent(label)}`
   return html`<${Card} title="Labels" aside=${html`<span class="quiet">A labelled snapshot is kept until its label is removed.</span>`}>
-    <${Shown} poll=${poll} missing=${noSuch("labels")}>${({ labels, damage }) => html`
+    <${Shown} poll=${poll}>${({ labels, damage }) => html`
       <${Table} caption="Labels" rows=${labels} rowKey=${each => `${each.label} ${each.checkpoint_id}`} empty="None." columns=${[
         ["Label", each => each.label],
         ["Snapshot", each => html`<a href=${link("jobs", job, "snapshots", each.location)}>${kindOf(each.kind)} ${each.checkpoint_id}</a>`],
@@ -24,8 +37,8 @@ export function Labels({ job, session, stats }) {
       ]} />
       ${damage.length ? html`<ul>${damage.map(each => html`<li>${typeof each === "string" ? each : JSON.stringify(each)}</li>`)}</ul>` : null}
       ${may(session, "operator") ? html`<p class="buttons"><${Action} label="Label a snapshot" title="Label a snapshot" fields=${[
-        { name: "label", label: "Label", value: "" }, { name: "checkpoint", label: "Id of the checkpoint or savepoint", value: newest > 0 ? String(newest) : "", help: "The newest completed one, if you leave it." },
-      ]} act=${async values => { await send("PUT", path(values.label.trim()), { checkpoint: Number(values.checkpoint) }); poll.refresh() }}><//></p>` : null}`}<//><//>`
+        { name: "label", label: "Label", value: "" }, { name: "checkpoint", label: "Id of the checkpoint or savepoint", value: "", help: "Empty: the newest one." },
+      ]} act=${async values => { await give(job, path(values.label.trim()), values.checkpoint.trim()); poll.refresh() }}><//></p>` : null}`}<//><//>`
 }
 
 export function Care({ job, session }) {
@@ -33,11 +46,11 @@ export function Care({ job, session }) {
   const cost = usePoll(`v1/jobs/${job}/cost`, 30_000)
   return html`<div class="title"><h1 tabindex="-1">Drills and cost</h1><${Fresh} poll=${drills} /></div>
     <${Card} title="Drills" aside=${html`<span class="quiet">A drill restores a snapshot in a process of its own, reads every row and compares the counts.</span>`}>
-      <${Shown} poll=${drills} missing=${noSuch("drills")}>${found => html`<${Drills} job=${job} found=${found.drills} />
+      <${Shown} poll=${drills}>${found => html`<${Drills} job=${job} found=${found.drills} />
         ${may(session, "operator") ? html`<p class="buttons"><${Action} label="Drill now" title="Restore a snapshot for a trial?" fields=${[{ name: "checkpoint", label: "Id of the checkpoint or savepoint", value: "", help: "Empty: the newest one." }]}
           act=${async values => { await send("POST", `v1/jobs/${job}/drills`, values.checkpoint ? { checkpoint: Number(values.checkpoint) } : {}); drills.refresh() }} done=${() => html`<p>It runs; its outcome will be in the table.</p>`}>
           <p>The job goes on, and is not touched.</p><//></p>` : null}`}<//><//>
-    <${Card} title="What its snapshots cost"><${Shown} poll=${cost} missing=${noSuch("figures of cost")}>${found => html`<${Cost} job=${job} found=${found} />`}<//><//>`
+    <${Card} title="What its snapshots cost"><${Shown} poll=${cost}>${found => html`<${Cost} job=${job} found=${found} />`}<//><//>`
 }
 
 const DRILL = { passed: "sound", failed: "damaged", running: "IN_PROGRESS", error: "missing" }
@@ -62,7 +75,7 @@ function Cost({ job, found }) {
   return html`<${Facts} of=${[
       ["In all", bytes(found.total_size)], ["Of one checkpoint alone", bytes(found.exclusive_size)], ["Shared by checkpoints", bytes(found.shared_size)], ["Savepoints", bytes(found.savepoint_size)],
       ["Everything else", bytes(found.other_size)], ["Files", count(found.files)], ["Small ones among them", count(found.small_files)],
-      requests && ["Writes an hour", count(requests.puts_per_hour)], requests && ["Reads an hour", count(requests.gets_per_hour)], requests && ["Lists an hour", count(requests.lists_per_hour)],
+      requests && ["Writes an hour", count(requests.puts_per_hour)], requests && ["Reads an hour", count(requests.gets_per_hour)], requests && ["Lists an hour", count(requests.lists_per_hour)], requests && ["Deletions an hour", count(requests.deletes_per_hour)],
       money && ["A month", html`<b>${price(money.total_per_month)}</b>`], money && ["of that storage", price(money.storage_per_month)], money && ["and requests", price(money.requests_per_month)],
     ]} />
     ${money ? html`<p class="quiet">By the prices of ${money.prices}.</p>` : html`<p class="quiet">No money without prices: <code>holdfast serve --prices FILE</code>.</p>`}

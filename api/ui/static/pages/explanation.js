@@ -64,9 +64,13 @@ function Subtasks({ path, name }) {
   const poll = usePoll(open ? path : null, 5_000)
   const phases = each => each.className === "completed" ? [["start", each.start_delay], ["align", each.alignment.duration], ["sync", each.checkpoint.sync], ["async", each.checkpoint.async]] : []
   return html`<details onToggle=${event => setOpen(event.currentTarget.open)}><summary>Subtasks of ${name}</summary>
-    ${open ? html`<${Shown} poll=${poll}>${({ subtasks }) => {
+    ${open ? html`<${Shown} poll=${poll}>${({ summary, subtasks }) => {
       const slowest = [...subtasks].sort((a, b) => (a.className === "completed") - (b.className === "completed") || b.end_to_end_duration - a.end_to_end_duration).slice(0, SHOWN_MAX)
-      return html`<${Table} caption=${`Subtasks of ${name}`} rows=${slowest} rowKey=${each => each.index} columns=${[
+      const spread = ({ p50, max }) => `${duration(p50)}, at most ${duration(max)}`
+      return html`${summary ? html`<${Facts} of=${[
+        ["Start delay, typically", spread(summary.start_delay)], ["Alignment", spread(summary.alignment.duration)], ["Synchronous part", spread(summary.checkpoint_duration.sync)],
+        ["Asynchronous part", spread(summary.checkpoint_duration.async)], ["In all", spread(summary.end_to_end_duration)],
+      ]} />` : null}<${Table} caption=${`Subtasks of ${name}`} rows=${slowest} rowKey=${each => each.index} columns=${[
         ["Subtask", each => each.index],
         ["State", each => html`<${Status} of=${each.className === "completed" ? "completed" : "pending"} />`],
         ["Took", each => duration(each.end_to_end_duration), "number"],

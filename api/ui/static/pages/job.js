@@ -79,7 +79,7 @@ function Operators({ jobId, job, nodes, figures }) {
 }
 
 function Charted({ title, found, of, nodes, format, ceiling }) {
-  const chosen = nodes.filter(node => found[node.id]).slice(0, CHARTED_MAX)
+  const chosen = nodes.filter(node => found[node.id] && newest(found[node.id][of]) !== null).slice(0, CHARTED_MAX)
   if (!chosen.length) return html`<figure class="chart"><figcaption>${title}</figcaption><p class="quiet">Nothing told yet.</p></figure>`
   const timesMs = found[chosen[0].id].times_ms
   const lines = chosen.map(node => ({ label: node.description || node.id, values: found[node.id][of] })).filter(line => line.values.length === timesMs.length)

@@ -1,7 +1,7 @@
 // The service itself: its members, who may use it, and who did what.
 
 import { useState } from "../vendor/preact/hooks.mjs"
-import { html, Card, Copyable, Fresh, link, may, noSuch, Problem, Shown, Status, Table } from "../parts.js"
+import { html, Card, Copyable, Fresh, link, may, Problem, Shown, Status, Table } from "../parts.js"
 import { count, duration, moment } from "../format.js"
 import { usePoll } from "../polling.js"
 import { get, send } from "../session.js"
@@ -11,7 +11,7 @@ export function Members() {
   const poll = usePoll("v1/members")
   const workers = usePoll("v1/taskmanagers", 5_000)
   return html`<div class="title"><h1 tabindex="-1">Members</h1><${Fresh} poll=${poll} /></div>
-    <${Card} title="Coordinators"><${Shown} poll=${poll} missing=${noSuch("members: it is one coordinator by itself")}>${({ members }) => html`<${Table} caption="Coordinators" rows=${members} rowKey=${each => each.id} empty="One coordinator, by itself: it runs without --ha." columns=${[
+    <${Card} title="Coordinators"><${Shown} poll=${poll}>${({ members }) => html`<${Table} caption="Coordinators" rows=${members} rowKey=${each => each.id} empty="One coordinator, by itself: it runs without --ha." columns=${[
       ["Member", each => html`${each.host} <small>pid ${each.pid}${each.this ? ", answers this page" : ""}</small>`],
       ["Role", each => html`<${Status} of=${each.role} />${each.leaving ? " leaving" : ""}`],
       ["Address", each => each.url],
@@ -81,7 +81,7 @@ export function Audit() {
     } catch (error) { setOlder(before => ({ ...before, error })) }
   }
   return html`<div class="title"><h1 tabindex="-1">Audit log</h1><${Fresh} poll=${poll} /></div>
-    <${Shown} poll=${poll} missing=${noSuch("audit log")}>${page => {
+    <${Shown} poll=${poll}>${page => {
       const next = older.next ?? page.next
       return html`<${Card} title="Who changed what, and who was refused" aside=${html`<span class="quiet">Newest first. <code>holdfast audit verify</code> says whether it is whole.</span>`}>
         <${Table} caption="Audit log" rows=${[...page.lines, ...older.lines]} empty="Nothing is recorded yet." columns=${[

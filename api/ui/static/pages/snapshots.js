@@ -44,5 +44,5 @@ export function Snapshots({ job, name, session }) {
         ["Place", each => html`<code>${each.path}</code>`],
       ]} />
       <form class="row" onSubmit=${open}><label>Any other, by its path<input required value=${path} onInput=${event => setPath(event.target.value)} spellcheck="false" /></label><button type="submit">Open</button></form><//>`}<//>
-    <${Labels} job=${job} session=${session} stats=${poll.data?.[0]} />`
+    <${Labels} job=${job} session=${session} />`
 }

@@ -1,0 +1,68 @@
+"""`holdfast forget`: where the key comes from, and how the certificate is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.api.cli import console
+from holdfast.api.snapshots.forgetting import Certificate, forget
+from holdfast.statebackends.errors import InvalidConfigError
+
+KEY_BYTES_MAX = 65_536
+
+
+def run_forget(
+    directory: str,
+    job_id: str,
+    state: tuple[str, str],
+    key: tuple[str | None, Path | None],
+    to: str,
+    others: tuple[Sequence[str], Sequence[str]],
+    certificate: Path | None,
+    *,
+    as_json: bool,
+) -> bool:
+    """Forget, and show the certificate; returns whether it is complete. `key`: itself, or its file. `others`: further savepoints,
+    and local directories."""
+    if certificate is not None and not certificate.absolute().parent.is_dir():
+        raise InvalidConfigError(f"{certificate.parent} is no folder: the certificate can't be written", setting="certificate")
+    found = forget(directory, job_id, [state], read_key(*key), to=to, snapshots=others[0], local=others[1])
+    document = msgspec.to_builtins(found)
+    if certificate is not None:
+        certificate.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if as_json:
+        console.show_json(document)
+    else:
+        _show(found)
+    return found.is_complete
+
+
+def read_key(key: str | None, file: Path | None) -> str:
+    """The key: given, or the first line of a file. Raises InvalidConfigError, without the key."""
+    if (key is None) == (file is None):
+        raise InvalidConfigError("say which key: give either --key or --key-file", setting="key")
+    if key is not None:
+        return key
+    assert file is not None
+    try:
+        content = file.read_bytes()[:KEY_BYTES_MAX].decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"the file of the key can't be read: {type(error).__name__}", setting="key_file") from error
+    return content.removesuffix("\n").removesuffix("\r")
+
+
+def _show(found: Certificate) -> None:
+    erased = ", ".join(f"{name} {rows:,}" for name, rows in sorted(found.erased_rows.items())) or "none"
+    console.show_line(f"restore from   {found.result or '-'}")
+    console.show_line(f"rows erased    {erased}")
+    console.show_line(f"deleted        {len(found.deleted)} snapshots")
+    console.show_line(f"read again     {sum(found.verified.values()):,} rows of {len(found.verified)} snapshots")
+    for place, reason in sorted(found.kept.items()):
+        console.show_line(f"KEPT           {place}: {reason}")
+    for place in found.remaining:
+        console.show_line(f"other state    {place} holds the key")
+    for what, reason in found.not_covered.items():
+        console.show_line(f"not covered    {what}: {reason}")

@@ -1,0 +1,369 @@
+"""Forgets a key of a stopped job: a savepoint without it takes the place of the job's newest snapshot, and all others that may hold
+it are deleted. The result is a certificate.
+
+Nothing is deleted before that savepoint is complete and was read back. No step is recorded: what is left to do is derived from
+what storage holds, so that the same call goes on after a crash at any step. The key is never written, logged or put into an error;
+the certificate and the audit log have a keyed hash of it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from holdfast.api.access.audit import Noted
+from holdfast.api.access.audit_log import AuditLog
+from holdfast.api.snapshots.maintenance import dispose_of
+from holdfast.api.snapshots.snapshot import open_snapshot, target_of
+from holdfast.api.version import VERSION
+from holdfast.coordinator.dispatcher.submit import Starter, check_ended, erase_checkpoints
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import read_job
+from holdfast.statebackends.errors import (
+    CorruptStateError,
+    ForgetError,
+    HoldfastError,
+    InvalidConfigError,
+    NotFoundError,
+)
+from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.local_recovery.copies import delete_copies
+from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
+from holdfast.statebackends.state_processor.erase import (
+    KeyOf,
+    chosen_states,
+    count_rows,
+    erase_key,
+    is_canonical,
+)
+from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DeleteFolder, ListFiles, ListFolder, run_flow
+
+FORMAT = "holdfast-forget-certificate"
+PREFIX = "forgotten-"
+"""Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`."""
+
+STATES_MAX = 100
+
+NOT_COVERED = {
+    "sources": "what the job reads: a restart behind the snapshot, or an empty one, reads the key again if it is there; "
+    "also the input that the job keeps in sources/",
+    "output": "what sinks wrote, staged and committed",
+    "copies": "copies of snapshots that were made elsewhere, and backups; give savepoints that no record names with --snapshot",
+    "local_copies": "copies of state on the disks of workers' hosts, but those below --local here: workers delete them at the "
+    "job's end, unless they were killed",
+    "object_versions": "older versions of deleted objects, where a bucket keeps versions",
+    "master_hooks": "states of master hooks, which only the hooks can read",
+}
+"""What no forgetting covers, and why."""
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What was erased, what was verified, and what is not covered. As JSON it is the certificate."""
+
+    format: str = FORMAT
+    version: int = 1
+    job_id: str
+    states: tuple[tuple[str, str], ...]
+    """(uid, state), `*` for all keyed states and timers of an operator."""
+    key_hash: str
+    """hmac-sha256 of the key's text by `salt`, hex. Who knows the salt can try keys."""
+    salt: str
+    began_ms: int
+    completed_ms: int
+    holdfast: str = VERSION
+    is_complete: bool
+    """Nothing of the job that this call reached holds the key in these states."""
+    result: str
+    """Location of the snapshot to restore from; empty: the job has none."""
+    erased_rows: dict[str, int]
+    """`uid/state` -> rows of the key that the newest snapshot had; empty if an earlier call wrote the result."""
+    deleted: tuple[str, ...]
+    """Snapshots that this call deleted."""
+    verified: dict[str, int]
+    """Location of each snapshot that is left -> rows that were read of these states, none of them the key's."""
+    remaining: tuple[str, ...]
+    """`location: uid/state` of other states that hold the key still."""
+    kept: dict[str, str]
+    """Snapshots that could not be deleted -> why."""
+    not_covered: dict[str, str]
+
+
+def forget(
+    state_dir: Location,
+    job_id: str,
+    states: Sequence[tuple[str, str]],
+    key: str,
+    *,
+    to: Location,
+    snapshots: Sequence[Location] = (),
+    local: Sequence[str] = (),
+) -> Certificate:
+    """Forget a key of a stopped job. `to`: a directory for the savepoint without it; `snapshots`: further savepoints of the job;
+    `local`: local directories of workers on this host, whose copies of the job are deleted, too.
+
+    A coordinator may run beside it: no job that has a recorded end has a leader, and the job is fenced before anything is deleted.
+    Raises ForgetError where the job has no snapshot, or one is another job's. JobExistsError for a job without a recorded end;
+    NotFoundError, InvalidConfigError, InFlightStateError, CorruptStateError, StorageUnavailableError."""
+    if not 1 <= len(states) <= STATES_MAX:
+        raise InvalidConfigError(f"1..{STATES_MAX} states can be named, not {len(states)}", setting="state")
+    root = absolute_location(state_dir)
+    wanted, directory = tuple(dict.fromkeys(states)), absolute_location(to).rstrip("/")
+    work = _Forgetting(root, job_id, wanted, key, directory, tuple(snapshots), tuple(local))
+    audit = AuditLog(root)
+    try:
+        certificate = work.run(lambda: audit.note(work.noted("begun", 202)))
+        audit.note(work.noted("complete" if certificate.is_complete else "incomplete", 200 if certificate.is_complete else 409))
+    finally:
+        audit.close()
+    return certificate
+
+
+class _Forgetting:
+    """One call. Steps: look, write the result, read it back, delete, look again."""
+
+    def __init__(
+        self,
+        root: str,
+        job_id: str,
+        states: tuple[tuple[str, str], ...],
+        key: str,
+        directory: str,
+        given: tuple[Location, ...],
+        local: tuple[str, ...],
+    ) -> None:
+        self._root = root
+        self._job_id = job_id
+        self._states = states
+        self._key = key
+        self._directory = directory
+        self._given = tuple(absolute_location(location) for location in given)
+        self._local = local
+        self._storage = RoutedStorage(open_storage(root))
+        self._salt = secrets.token_hex(16)
+        self._began_ms = _now_ms()
+        self._deleted: list[str] = []
+        self._kept: dict[str, str] = {}
+
+    @property
+    def key_hash(self) -> str:
+        return hmac.new(bytes.fromhex(self._salt), self._key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+    def noted(self, what: str, status: int) -> Noted:
+        """Line of the audit log: the key's hash alone."""
+        names = ",".join(f"{uid}/{state}" for uid, state in self._states)
+        return Noted(f"FORGET {what} {self.key_hash} {names}"[:500], self._job_id, f"uid {os.getuid()}", "", "admin", "", status)
+
+    def run(self, began: Callable[[], None]) -> Certificate:
+        """`began`: called once it is known that there is something to do, before anything is written."""
+        job = run_flow(read_job(JobPaths(self._job_id)), self._storage)
+        check_ended(job)
+        source = self._newest(job)
+        erased: dict[str, int] = {}
+        result = self._existing(source)
+        began()
+        if result is None and source is not None:
+            result, erased = self._written(source)
+        if result is None and source is None and not self._found(job):
+            message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
+            raise ForgetError(message, job=self._job_id)
+        self._delete(job, result)
+        for directory in self._local:
+            for folder in delete_copies(directory, self._job_id):
+                self._kept[folder] = "its worker lives still, or it can't be deleted"
+        return self._certificate(result, erased)
+
+    # ------------------------------------------------------------------------------------------------------------- look
+
+    def _found(self, job: RecordedJob) -> list[str]:
+        """Locations of the job's savepoints that are recorded or given, each once."""
+        recorded = [each.decision.folder for each in job.checkpoints.values() if isinstance(each.decision, SavepointRecord)]
+        bases = [record.base for record in job.submissions.values() if record.base is not None]
+        recorded += [base.folder for base in bases if base.claim and is_absolute_folder(base.folder)]
+        places = [self._absolute(folder) for folder in recorded]
+        return list(dict.fromkeys(place.rstrip("/") for place in (*places, *self._given)))
+
+    def _absolute(self, folder: str) -> str:
+        return folder if is_absolute_folder(folder) else f"{self._root}/{folder}"
+
+    def _newest(self, job: RecordedJob) -> StoredSnapshot | None:
+        """The snapshot that the job would go on from: its newest recovery point, else the newest savepoint that is there, the
+        results of earlier calls included."""
+        completed = job.with_fact(CheckpointFact.COMPLETED)
+        points = [each for each in completed if each.is_recovery_point and each.checkpoint_id not in job.given]
+        for entry in sorted(points, key=lambda each: each.checkpoint_id, reverse=True):
+            if (found := self._opened(self._location(entry))) is not None:
+                return found
+        others = [found for place in self._found(job) if (found := self._opened(place)) is not None]
+        others = [*self._results(), *others]  # of two with the same id the first one
+        return max(others, key=lambda each: each.metadata.checkpoint_id, default=None)
+
+    def _location(self, entry: RecordedCheckpoint) -> str:
+        return self._absolute(entry.folder)
+
+    def _opened(self, location: str) -> StoredSnapshot | None:
+        """None where there is no snapshot. Raises ForgetError for one of another job."""
+        try:
+            found = open_snapshot(location)
+        except NotFoundError:
+            return None
+        if found.metadata.job_id != self._job_id:
+            raise ForgetError(f"{location} is a snapshot of job {found.metadata.job_id}", path=location, job=self._job_id)
+        return found
+
+    def _is_clean(self, snapshot: StoredSnapshot) -> bool:
+        """Whether no file of a snapshot holds the key in these states."""
+        if snapshot.metadata.in_flight or not all(is_canonical(snapshot.operator(uid)) for uid in self._uids(snapshot)):
+            return False
+        counts = count_rows(snapshot, self._wanted(snapshot), self._key)
+        return not any(rows for rows, _ in counts.values())
+
+    def _uids(self, snapshot: StoredSnapshot) -> list[str]:
+        known = {operator.uid for operator in snapshot.metadata.operators}
+        return [uid for uid in dict.fromkeys(uid for uid, _ in self._states) if uid in known]
+
+    def _wanted(self, snapshot: StoredSnapshot) -> list[StoredState]:
+        """The chosen states that a snapshot has: an older one may lack some."""
+        found: list[StoredState] = []
+        for which in self._states:
+            try:
+                found += chosen_states(snapshot, [which]).values()
+            except NotFoundError:
+                continue
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ write
+
+    def _existing(self, source: StoredSnapshot | None) -> StoredSnapshot | None:
+        """The result of an earlier call, or the newest snapshot itself, if it is clean. Folders without a snapshot, which a call
+        that died has left, are deleted: nothing reads them."""
+        if source is not None:
+            for which in self._states:
+                for state in chosen_states(source, [which]).values():
+                    KeyOf.parse(self._key, state.key_type())
+            if source.metadata.kind != "checkpoint" and self._is_clean(source):
+                return source
+        floor = source.metadata.checkpoint_id if source is not None else 0
+        usable = [found for found in self._results() if found.metadata.checkpoint_id >= floor and self._is_clean(found)]
+        return max(usable, key=lambda each: each.metadata.checkpoint_id, default=None)
+
+    def _results(self) -> Iterator[StoredSnapshot]:
+        storage = open_storage(self._directory)
+        prefix = f"{PREFIX}{self._job_id[:8]}-"
+        names: list[str] = storage.execute(ListFolder(""))
+        for name in names:
+            if name.startswith(prefix) and name.endswith("/"):
+                found = self._opened(f"{self._directory}/{name.rstrip('/')}")
+                if found is not None:
+                    yield found
+                else:
+                    storage.execute(DeleteFolder(name.rstrip("/")))
+
+    def _written(self, source: StoredSnapshot) -> tuple[StoredSnapshot, dict[str, int]]:
+        """A savepoint without the key, read back whole; (it, the rows that it lacks). Raises ForgetError if rows are amiss."""
+        before = count_rows(source, chosen_states(source, self._states).values(), self._key)
+        name = f"{PREFIX}{self._job_id[:8]}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
+        place: Place = target_of(f"{self._directory}/{name}")
+        written = erase_key(source, self._states, self._key, place.storage, place.folder, now_ms=_now_ms())
+        after = count_rows(written, chosen_states(written, self._states).values(), self._key)
+        wanted = {which: (0, total - rows) for which, (rows, total) in before.items()}
+        if after != wanted:
+            wrong = sorted(f"{uid}/{state}" for uid, state in before if after.get((uid, state)) != wanted[uid, state])
+            raise ForgetError(f"{written.location} has not the rows that it must have: {', '.join(wrong)}", path=written.location)
+        return written, {f"{uid}/{state}": rows for (uid, state), (rows, _) in before.items() if rows}
+
+    # ----------------------------------------------------------------------------------------------------------- delete
+
+    def _delete(self, job: RecordedJob, result: StoredSnapshot | None) -> None:
+        """Delete the job's checkpoints, and its savepoints that may hold the key, but the result."""
+        completed = [each for each in job.with_fact(CheckpointFact.COMPLETED) if not isinstance(each.decision, SavepointRecord)]
+        starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
+        refused = run_flow(erase_checkpoints(self._job_id, starter), self._storage)
+        for entry in completed:
+            if entry.checkpoint_id in refused:
+                self._kept[self._location(entry)] = "another job has claimed it, or a label keeps it"
+            else:
+                self._deleted.append(self._location(entry))
+        for place in self._found(job):
+            if result is None or place != result.location:
+                self._delete_savepoint(place)
+        for older in self._results():
+            if result is None or older.location != result.location:
+                self._delete_savepoint(older.location)
+
+    def _delete_savepoint(self, place: str) -> None:
+        """Delete a savepoint unless it is clean; what a deletion that was cut off has left, too."""
+        try:
+            found = self._opened(place)
+            if found is not None and self._is_clean(found):
+                return
+            is_there = found is not None or self._has_files(place)
+        except CorruptStateError:
+            is_there = True
+        if not is_there:
+            return
+        try:
+            dispose_of(place)
+        except HoldfastError as error:
+            self._kept[place] = str(error)
+        else:
+            self._deleted.append(place)
+
+    def _has_files(self, place: str) -> bool:
+        parent, _, name = place.rpartition("/")
+        files: list[str] = open_storage(parent).execute(ListFiles(name))
+        return bool(files)
+
+    # ------------------------------------------------------------------------------------------------------ certificate
+
+    def _certificate(self, result: StoredSnapshot | None, erased: dict[str, int]) -> Certificate:
+        """Look again: every snapshot that is left is read whole."""
+        job = run_flow(read_job(JobPaths(self._job_id)), self._storage)
+        verified: dict[str, int] = {}
+        remaining: list[str] = []
+        left = [*self._found(job), *([result.location] if result is not None else [])]
+        for place in dict.fromkeys(left):
+            if place in self._kept or (found := self._opened(place)) is None:
+                continue
+            chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(found)}
+            counts = count_rows(found, (each for each in found.states() if each.is_keyed), self._key)
+            if any(counts.get(which, (0, 0))[0] for which in chosen):
+                self._kept[place] = "it holds the key"
+            verified[place] = sum(total for which, (_, total) in counts.items() if which in chosen)
+            others = [which for which, (rows, _) in counts.items() if rows and which not in chosen]
+            remaining += [f"{place}: {uid}/{state}" for uid, state in others]
+        return Certificate(
+            job_id=self._job_id,
+            states=self._states,
+            key_hash=self.key_hash,
+            salt=self._salt,
+            began_ms=self._began_ms,
+            completed_ms=_now_ms(),
+            is_complete=not self._kept,
+            result=result.location if result is not None else "",
+            erased_rows=erased,
+            deleted=tuple(self._deleted),
+            verified=verified,
+            remaining=tuple(sorted(remaining)),
+            kept=self._kept,
+            not_covered={**NOT_COVERED, **_foreign_bases(job)},
+        )
+
+
+def _foreign_bases(job: RecordedJob) -> dict[str, str]:
+    """Snapshots of others that the job was started from: they are not its own."""
+    bases = [record.base for record in job.submissions.values() if record.base is not None and not record.base.claim]
+    folders = sorted({base.folder for base in bases if is_absolute_folder(base.folder)})
+    return {"bases": f"snapshots that the job was started from and does not own: {', '.join(folders)}"} if folders else {}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,158 @@
+"""Erases one key from states of a snapshot: a canonical savepoint without its rows. Finds the rows of a key, too.
+
+A snapshot in another form may hold rows of the key that its newest rows have replaced (bases of deltas, files of RocksDB): only a
+canonical one without deltas has no other rows than those that can be read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
+from holdfast.statebackends.state_processor.edit import CANONICAL, Batches, Change, edit_snapshot
+from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.storage.port import Storage
+
+EVERY_STATE = "*"
+"""In place of a state's name: all keyed states and timers of its operator."""
+
+TRUTHS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOf:
+    """One key of one type."""
+
+    key_type: KeyType
+    value: Any
+    encoded: bytes
+
+    @staticmethod
+    def parse(text: str, key_type: KeyType) -> KeyOf:
+        """The key that a text names: as it is for text, ISO for dates and times, hex for bytes, a JSON list of these for a tuple.
+
+        Raises InvalidConfigError, which does not repeat the text."""
+        try:
+            value = _parsed(text, key_type)
+            return KeyOf(key_type, value, key_type.encode(value))
+        except (ValueError, TypeError, InvalidOperation, InvalidConfigError):
+            message = f"the key can't be one of the type {key_type.text}"
+            raise InvalidConfigError(message, setting="key") from None  # the cause has the key
+
+    def mask(self, batch: pa.RecordBatch | pa.Table) -> pa.Array:
+        """For each row, whether it is of this key. Columns hold canonical values: one NaN, and no -0.0."""
+        names = key_columns(self.key_type)
+        candidates: Any = None
+        for name, member in zip(names, self.value if self.key_type.is_tuple else (self.value,), strict=True):
+            column = batch.column(name)
+            is_nan = isinstance(member, float) and math.isnan(member)
+            same = pc.is_nan(column) if is_nan else pc.equal(column, pa.scalar(member, column.type))
+            candidates = same if candidates is None else pc.and_(candidates, same)
+        return pc.fill_null(candidates, False)
+
+
+def _parsed(text: str, key_type: KeyType) -> Any:
+    if not key_type.is_tuple:
+        return _member(text, key_type.fields[0].text)
+    members = json.loads(text)
+    if not isinstance(members, list) or len(members) != len(key_type.fields):
+        raise ValueError("no list of its fields")
+    texts = [member if isinstance(member, str) else json.dumps(member) for member in members]
+    return tuple(_member(each, field.text) for each, field in zip(texts, key_type.fields, strict=True))
+
+
+def _member(text: str, field: str) -> Any:
+    match field:
+        case "utf8":
+            return text
+        case "int64":
+            return int(text)
+        case "float64":
+            return float(text)
+        case "bool":
+            return TRUTHS[text.lower()] if text.lower() in TRUTHS else int("not a truth value")
+        case "binary":
+            return bytes.fromhex(text)
+        case "date32":
+            return date.fromisoformat(text)
+        case "timestamp[us, UTC]":
+            return datetime.fromisoformat(text)
+        case _:
+            return Decimal(text)
+
+
+def chosen_states(snapshot: StoredSnapshot, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], StoredState]:
+    """The keyed states that (uid, state) pairs name, EVERY_STATE included. Raises NotFoundError, InvalidConfigError."""
+    found: dict[tuple[str, str], StoredState] = {}
+    for uid, name in wanted:
+        if name == EVERY_STATE:
+            found |= {(uid, each): state for each, state in states_of(snapshot.operator(uid)).items() if state.is_keyed}
+            continue
+        state = snapshot.state(uid, name)
+        if not state.is_keyed:
+            raise InvalidConfigError(f"operator {uid!r}: state {name!r} is not keyed", operator=uid, state=name)
+        found[uid, name] = state
+    return found
+
+
+def is_canonical(operator: OperatorState) -> bool:
+    """Whether all keyed state of an operator is in tables that hold what can be read and nothing else."""
+    return all(handle.format == CANONICAL for subtask in operator.subtasks for handle in subtask.keyed)
+
+
+def count_rows(snapshot: StoredSnapshot, states: Iterable[StoredState], key_text: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """(uid, state) -> (rows of the key, all rows), of those states whose key type can have the key. Reads every row."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    with snapshot.reader() as reader:
+        for state in states:
+            try:
+                key = KeyOf.parse(key_text, state.key_type())
+            except InvalidConfigError:
+                continue
+            found[state.operator.uid, state.meta.name] = _counted(reader, state, key)
+            reader.forget()
+    return found
+
+
+def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> tuple[int, int]:
+    rows = total = 0
+    for batch in state_batches(reader, state, state_schema(reader, state), columns=key_columns(key.key_type)):
+        rows += pc.sum(key.mask(batch)).as_py() or 0
+        total += batch.num_rows
+    return rows, total
+
+
+def erase_key(
+    source: StoredSnapshot, wanted: Iterable[tuple[str, str]], key_text: str, storage: Storage, folder: str, *, now_ms: int
+) -> StoredSnapshot:
+    """Write the snapshot without the rows of a key, into a folder that is new or empty; all other rows as they are.
+
+    Raises as `edit_snapshot` and `chosen_states`; InvalidConfigError if the key can't be one of a state's."""
+    states = chosen_states(source, wanted)
+    keys = {which: KeyOf.parse(key_text, state.key_type()) for which, state in states.items()}
+    changes: Mapping[tuple[str, str], Change] = {which: _without(key) for which, key in keys.items()}
+    return edit_snapshot(source, changes, storage, folder, now_ms=now_ms)
+
+
+def _without(key: KeyOf) -> Change:
+    def change(batches: Batches, schema: pa.Schema) -> Batches:
+        return _filtered(batches, key)
+
+    return change
+
+
+def _filtered(batches: Batches, key: KeyOf) -> Iterator[pa.RecordBatch | pa.Table]:
+    for batch in batches:
+        yield batch.filter(pc.invert(key.mask(batch)))

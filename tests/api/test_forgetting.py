@@ -1,0 +1,360 @@
+"""Forgetting a key of a stopped job: whichever step it dies at, the next call finishes it, and no file decodes to the key."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.api.access.audit_log import read_audit
+from holdfast.api.cli.main import app
+from holdfast.api.directory_guard import without_coordinator
+from holdfast.api.snapshots.forgetting import Certificate, forget
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.dispatcher.submit import Starter, erase_checkpoints
+from holdfast.coordinator.ha.leadership import open_directory
+from holdfast.coordinator.ha.records import (
+    ClaimRecord,
+    LeaderRecord,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    encode_record,
+)
+from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
+from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.local_recovery.copies import LocalRecovery
+from holdfast.statebackends.snapshot.metadata import encode_metadata
+from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import (
+    DeleteFile,
+    DeleteFolder,
+    PutIfAbsent,
+    UploadFile,
+    WriteFile,
+    run_flow,
+)
+from tests.coordinator.doubles import word_count
+from tests.statebackends.snapshot_harness import SOME, UID, Contents, write
+
+JOB = "0" * 32
+KEY = "forget-me-2f1b"
+WITH = Contents(
+    count={KEY: 1, "UA": 2, "WN": 3},
+    labels={KEY: {"x": {"b"}}, "UA": {}},
+    seen={KEY: ["one"], "WN": ["two"]},
+    tags={KEY: {"t": 1}, "UA": {"t": 3}},
+    windows={(KEY, 60): 5, ("WN", 60): 7},
+    timers={(KEY, 1_000), ("UA", -5)},
+    positions=[["a.parquet", 10]],
+    rules=["r1"],
+)
+EVERY = [(UID, "*")]
+
+
+def renumber(found: StoredSnapshot, number: int) -> None:
+    """Give a snapshot that was just written another id."""
+    path = Path(found.storage.root) / found.folder / "_metadata"
+    path.write_bytes(encode_metadata(msgspec.structs.replace(found.metadata, checkpoint_id=number)))
+
+
+def make_job(root: Path, kind: Any = "filesystem", *, state: str = "FAILED") -> Path:
+    """An ended job with checkpoints 6 and 7, savepoint 4 with the key and savepoint 5 without. Returns its state directory."""
+    directory = root / "state"
+    storage, paths = LocalStorage(directory), JobPaths(JOB)
+    run_flow(open_directory("directory"), storage)
+    put = lambda path, record: storage.execute(PutIfAbsent(path, encode_record(record)))  # noqa: E731
+    put(paths.leader(1), LeaderRecord(1, "n", "", 1))
+    put(paths.submission(1), SubmissionRecord(1, 1, Submission(word_count(retained_checkpoints=2), job_id=JOB), None, 1, "n"))
+    for number in (4, 5, 6, 7):
+        is_savepoint = number < 6
+        folder = str(root / "savepoints" / f"savepoint-{number}") if is_savepoint else paths.checkpoint(number)
+        kind_of = CheckpointKind.SAVEPOINT if is_savepoint else CheckpointKind.CHECKPOINT
+        put(paths.claim(number), ClaimRecord(number, 1, 1, 1, kind_of, folder, "n"))
+        contents = SOME if number == 5 else WITH
+        if is_savepoint:
+            (root / "savepoints").mkdir(exist_ok=True)
+            saved = LocalStorage(root / "savepoints")
+            renumber(write(root, f"savepoint-{number}", contents, canonical=True, storage=saved, parallelism=2), number)
+            put(paths.decision(number), SavepointRecord(number, folder, kind_of, 1, 1, "n"))
+        else:
+            renumber(write(root, folder, contents, kind=kind, storage=storage, parallelism=2), number)
+    put(paths.result(1), ResultRecord(1, state, 1, "n", 7, 7))
+    return directory
+
+
+def forgotten(root: Path, key: str = KEY, states: list[tuple[str, str]] | None = None, **options: Any) -> Certificate:
+    return forget(root / "state", JOB, states or EVERY, key, to=root / "savepoints", **options)
+
+
+def values_of(location: str, state: str = "count") -> dict[str, int]:
+    return {row["key"]: row["value"] for row in hf.Snapshot(location).rows(UID, state)}
+
+
+def files_with(root: Path, key: str) -> list[str]:
+    """Files that hold the key, read without the product: tables decoded, all others as bytes."""
+    return [str(path) for path in sorted(root.rglob("*")) if path.is_file() and "local-" not in str(path) and _holds(path, key)]
+
+
+def _holds(path: Path, key: str) -> bool:
+    content = path.read_bytes()
+    if key.encode() in content:
+        return True
+    table: pa.Table | None = None
+    if content[:4] == b"PAR1" == content[-4:]:
+        table = pq.read_table(path)
+    elif content[:6] == b"ARROW1":
+        table = pa.feather.read_table(path)
+    return table is not None and key in json.dumps(table.to_pylist(), default=repr)
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "rocksdb"])
+def test_no_file_decodes_to_the_key_and_everything_else_is_there(tmp_path: Path, kind: str) -> None:
+    make_job(tmp_path, kind)
+    assert files_with(tmp_path, KEY)
+    certificate = forgotten(tmp_path)
+    assert files_with(tmp_path, KEY) == []
+    assert certificate.is_complete
+    assert certificate.erased_rows == {f"{UID}/{name}": 1 for name in ("_timers", "count", "labels", "seen", "tags", "windows")}
+    assert values_of(certificate.result) == {"UA": 2, "WN": 3}
+    assert hf.Snapshot(certificate.result).verify().is_sound
+    clean = str(tmp_path / "savepoints" / "savepoint-5")
+    assert sorted(certificate.verified) == sorted([clean, certificate.result])
+    assert len(certificate.deleted) == 3
+    assert (certificate.remaining, certificate.kept) == ((), {})
+    assert {"sources", "output", "copies", "local_copies", "object_versions"} <= set(certificate.not_covered)
+    job = run_flow(read_job(JobPaths(JOB)), LocalStorage(tmp_path / "state"))
+    assert [number for number, each in job.checkpoints.items() if not isinstance(each.decision, SavepointRecord)] == []
+
+
+def test_the_same_call_again_changes_nothing_and_finds_the_same_result(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    first = forgotten(tmp_path)
+    before = sorted(str(path) for path in (tmp_path / "savepoints").rglob("*"))
+    second = forgotten(tmp_path)
+    assert (second.result, second.is_complete, second.deleted, second.erased_rows) == (first.result, True, (), {})
+    assert sorted(str(path) for path in (tmp_path / "savepoints").rglob("*")) == before
+    other = forgotten(tmp_path, key="UA")
+    assert other.is_complete
+    assert values_of(other.result) == {"WN": 3}
+    assert files_with(tmp_path / "savepoints", KEY) == []
+
+
+def test_one_state_alone_and_the_certificate_says_where_the_key_is_still(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    certificate = forgotten(tmp_path, states=[(UID, "count")])
+    assert certificate.is_complete
+    assert values_of(certificate.result) == {"UA": 2, "WN": 3}
+    assert f"{certificate.result}: {UID}/tags" in certificate.remaining
+    assert not any("/count" in each for each in certificate.remaining)
+
+
+def test_the_key_is_in_no_certificate_error_or_audit_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_job(tmp_path)
+    certificate = forgotten(tmp_path)
+    lines = read_audit(str(directory))
+    assert [line.request.split()[:2] for line in lines if line.kind == "request"] == [["FORGET", "begun"], ["FORGET", "complete"]]
+    assert all(certificate.key_hash in line.request for line in lines if line.kind == "request")
+    assert files_with(directory, KEY) == []
+    assert KEY not in msgspec.json.encode(certificate).decode()
+    with pytest.raises(hf.NotFoundError) as caught:
+        forgotten(tmp_path, states=[("nothing", "count")])
+    assert KEY not in str(caught.value)
+    assert KEY not in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------- crash points
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+CHANGES = (PutIfAbsent, WriteFile, DeleteFile, DeleteFolder, UploadFile)
+
+
+class Killer:
+    """Dies before the n-th change of a file, or with n beyond the last one counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+        self.seen = 0
+        self._before = before
+        execute = LocalStorage.execute
+
+        def killing(storage: LocalStorage, operation: Any) -> Any:
+            if isinstance(operation, CHANGES) and "_service" not in str(getattr(operation, "path", "")):
+                if self.seen >= self._before:
+                    raise Death
+                self.seen += 1
+            return execute(storage, operation)
+
+        monkeypatch.setattr(LocalStorage, "execute", killing)
+
+
+def die_at(root: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
+    """Whether the call died."""
+    with monkeypatch.context() as patched:
+        Killer(patched, step)
+        try:
+            forgotten(root)
+        except Death:
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("job")
+    make_job(root)
+    return root
+
+
+STEPS_MAX = 120
+
+
+CRASH_POINTS = [pytest.param(step, marks=() if step % 12 == 5 else pytest.mark.endurance) for step in range(STEPS_MAX)]
+
+
+def moved(job: Path, root: Path) -> Path:
+    """A copy of a job elsewhere: its records name the savepoints' old place."""
+    shutil.copytree(job, root)
+    for path in root.glob(f"state/{JOB}/chk-[45]/*"):
+        path.write_bytes(path.read_bytes().replace(str(job).encode(), str(root).encode()))
+    return root
+
+
+@pytest.mark.parametrize("step", CRASH_POINTS)
+def test_whichever_step_it_dies_at_the_next_call_finishes_it(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    root = moved(job, tmp_path / "job")
+    if not die_at(root, monkeypatch, step):
+        return
+    left = [path.parent for path in [*root.glob("savepoints/*/_metadata"), *root.glob(f"state/{JOB}/chk-[67]/_metadata")]]
+    assert any(values_of(str(folder)).get("WN") == 3 and "UA" in values_of(str(folder)) for folder in left), "nothing is lost"
+    certificate = forgotten(root)
+    assert certificate.is_complete
+    assert files_with(root, KEY) == []
+    assert values_of(certificate.result) == {"UA": 2, "WN": 3}
+    assert forgotten(root).result == certificate.result
+
+
+def test_it_takes_so_many_steps_and_each_is_a_crash_point(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = moved(job, tmp_path / "job")
+    with monkeypatch.context() as patched:
+        killer = Killer(patched, 10**6)
+        forgotten(root)
+    assert 20 < killer.seen <= STEPS_MAX
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_job_that_may_run_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    directory = make_job(tmp_path)
+    (directory / JobPaths(JOB).result(1)).unlink()
+    before = sorted(str(path) for path in tmp_path.rglob("*") if "_service" not in str(path))
+    with pytest.raises(hf.JobExistsError, match="has no recorded end, and may run"):
+        forgotten(tmp_path)
+    assert sorted(str(path) for path in tmp_path.rglob("*") if "_service" not in str(path) and path.name != "_lock") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"states": [(UID, "nothing")]}, hf.NotFoundError, "nothing"),
+        ({"states": [(UID, "rules")]}, hf.InvalidConfigError, "is not keyed"),
+        ({"job": "1" * 32}, hf.NotFoundError, "there is no job"),
+        ({"states": [(UID, "count")] * 101}, hf.InvalidConfigError, "states can be named"),
+    ],
+)
+def test_what_can_not_be_forgotten(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    make_job(tmp_path)
+    states, job_id = change.get("states", EVERY), change.get("job", JOB)
+    with pytest.raises(error, match=message):
+        forget(tmp_path / "state", job_id, states, KEY, to=tmp_path / "savepoints")
+    assert len(files_with(tmp_path, KEY)) > 3, "nothing was erased"
+
+
+def test_it_runs_beside_a_coordinator_and_a_submission_that_came_before_it_is_safe(tmp_path: Path) -> None:
+    directory = make_job(tmp_path)
+    with without_coordinator(directory):  # its lock is held, as by a coordinator
+        assert forgotten(tmp_path).is_complete
+    other = make_job(tmp_path / "other")
+    storage, paths = LocalStorage(other), JobPaths(JOB)
+    record = SubmissionRecord(2, 1, Submission(word_count(), job_id=JOB), None, 8, "n")
+    storage.execute(PutIfAbsent(paths.submission(2), encode_record(record)))
+    with pytest.raises(hf.JobExistsError):
+        forgotten(tmp_path / "other")
+    with pytest.raises(hf.JobExistsError):
+        run_flow(erase_checkpoints(JOB, Starter("late", "", "", 1)), storage)
+    assert (other / paths.checkpoint(7) / "_metadata").exists()
+
+
+def test_what_a_label_keeps_or_another_job_has_stays_and_the_certificate_is_not_complete(tmp_path: Path) -> None:
+    storage = LocalStorage(make_job(tmp_path))
+    run_flow(add_label(JobPaths(JOB), 6, "audit", Mark("n", 1)), storage)
+    run_flow(add_label(JobPaths(JOB), 4, "audited", Mark("n", 1)), RoutedStorage(storage))
+    certificate = forgotten(tmp_path)
+    assert not certificate.is_complete
+    assert certificate.kept[f"{storage.root}/{JOB}/chk-6"] == "another job has claimed it, or a label keeps it"
+    assert "audited" in certificate.kept[str(tmp_path / "savepoints" / "savepoint-4")]
+    for number, label in ((6, "audit"), (4, "audited")):
+        run_flow(remove_label(JobPaths(JOB), label, Mark("n", 2), number), RoutedStorage(storage))
+    assert forgotten(tmp_path).is_complete
+    assert files_with(tmp_path, KEY) == []
+
+
+def test_copies_on_this_host_are_deleted_unless_their_worker_lives(tmp_path: Path) -> None:
+    storage = LocalStorage(make_job(tmp_path))
+    local = tmp_path / "disk"
+    recovery = LocalRecovery(str(local), job_id=JOB, state_directory="as workers see it, and its nonce", storage=storage)
+    dead, living = (recovery.copies("vertex", 0, attempt, "n") for attempt in (1, 2))
+    for copies in (dead, living):
+        copies.open()
+        copies.keep_bytes(7, f"{JOB}/chk-7/x", [KEY.encode()])
+    dead.close()
+    certificate = forgotten(tmp_path, local=[str(local)])
+    assert (certificate.is_complete, list(certificate.kept)) == (False, [living.folder])
+    living.close()
+    assert forgotten(tmp_path, local=[str(local)]).is_complete
+    assert files_with(tmp_path, KEY) == []
+
+
+def test_a_snapshot_of_another_job_is_refused_by_name(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    foreign = write(tmp_path, "savepoint-x", WITH, canonical=True, storage=LocalStorage(tmp_path / "savepoints"))
+    path = tmp_path / "savepoints" / "savepoint-x" / "_metadata"
+    path.write_bytes(encode_metadata(msgspec.structs.replace(foreign.metadata, job_id="5" * 32)))
+    with pytest.raises(hf.ForgetError, match=r"savepoint-x is a snapshot of job 5555"):
+        forgotten(tmp_path, snapshots=[path.parent])
+
+
+def test_the_command_prints_the_certificate_and_its_exit_code_says_whether_it_is_complete(tmp_path: Path) -> None:
+    directory = make_job(tmp_path)
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    arguments = ("forget", JOB, "--state-dir", directory, "--to", tmp_path / "savepoints", "--state", UID, "*")
+    both = (*arguments, "--key-file", tmp_path / "key", "--certificate", tmp_path / "certificate.json")
+    done = CliRunner().invoke(app, list(map(str, both)))
+    assert done.exit_code == 0, done.output
+    without = CliRunner().invoke(app, list(map(str, arguments)))
+    assert (without.exit_code, "give either --key or --key-file" in without.stderr) == (2, True)
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert certificate["format"] == "holdfast-forget-certificate"
+    assert certificate["result"] in done.output
+    assert KEY not in done.output

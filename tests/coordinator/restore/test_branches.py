@@ -1,0 +1,152 @@
+"""Branches: jobs beside their parents, from a savepoint, with output elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
+from holdfast.coordinator.dispatcher.submit import Starter, start_submission
+from holdfast.coordinator.ha.records import derive_job_id
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.plan import check_submission
+from holdfast.operators.datastream.launcher import LaunchOptions
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.snapshot.metadata import encode_metadata
+from holdfast.statebackends.storage.port import run_flow
+from tests.coordinator.doubles import word_count
+from tests.coordinator.test_restore import TWO, snapshot
+from tests.coordinator.world import DictStorage
+
+NAME = "word count@trial"
+JOB = derive_job_id(NAME)
+SAVED = "/saved/savepoint-1"
+
+
+def storage_with(**fields: Any) -> DictStorage:
+    storage = DictStorage()
+    storage.files[f"{SAVED}/_metadata"] = encode_metadata(snapshot(*TWO.operators, **fields))
+    return storage
+
+
+def submission(**fields: Any) -> Submission:
+    return Submission(word_count(name=fields.pop("name", NAME)), **{"restore": SAVED, "branch": "trial", **fields})
+
+
+def start(storage: DictStorage, asked: Submission, nonce: str = "n") -> Any:
+    return run_flow(start_submission(JOB, asked, Starter(nonce, "", "directory", 1)), storage)
+
+
+def test_it_is_a_job_of_its_own_from_a_savepoint_that_it_leaves_as_it_is() -> None:
+    storage = storage_with()
+    before = dict(storage.files)
+    setup = start(storage, submission())
+    assert (setup.job_id, setup.graph.name) == (JOB, NAME)
+    assert derive_job_id("word count") != JOB
+    assert setup.base.folder == SAVED
+    assert setup.base.claim == ""
+    assert setup.first_checkpoint_id == 8, "ids go on behind the savepoint's"
+    assert {path: content for path, content in storage.files.items() if not path.startswith(JOB)} == before
+
+
+def test_the_same_branch_twice_is_refused_and_goes_on_without_restore() -> None:
+    storage = storage_with()
+    start(storage, submission())
+    with pytest.raises(hf.JobExistsError, match=r"branch 'trial' exists already, as job .* take another name"):
+        start(storage, submission(), "other")
+    again = start(storage, submission(restore=None), "other")
+    assert (again.submission, again.base.folder) == (2, SAVED)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"restore": None}, hf.InvalidConfigError, "does not exist: begin it with restore="),
+        ({"branch": "a/b", "name": "word count@a/b"}, hf.InvalidConfigError, "the name of a branch"),
+        ({"branch": "other"}, hf.InvalidConfigError, "is named <parent>@other"),
+        ({"name": "@trial"}, hf.InvalidConfigError, "is named <parent>@trial"),
+        ({"fresh": True}, hf.InvalidConfigError, "exclude"),
+        ({"job_id": JOB}, hf.InvalidConfigError, "branch= excludes job_id="),
+        ({"claim_mode": ClaimMode.CLAIM}, hf.InvalidConfigError, "branch= excludes"),
+        ({"restore": "/saved/nothing"}, hf.NotFoundError, "there is no snapshot at /saved/nothing"),
+        ({"restore": "latest"}, hf.RestoreError, "no completed checkpoint"),
+    ],
+)
+def test_what_no_branch_can_be(asked: dict[str, Any], error: type[Exception], message: str) -> None:
+    storage = storage_with()
+    with pytest.raises(error, match=message):
+        run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), submission(**asked)), storage)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "checkpoint"}, "is a checkpoint, which its job deletes"),
+        ({"job_name": "another"}, "is a snapshot of job 'another', and the branch is one of 'word count'"),
+    ],
+)
+def test_a_snapshot_that_no_branch_begins_with(fields: dict[str, Any], message: str) -> None:
+    storage = storage_with(**fields)
+    plan = run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), submission()), storage)
+    assert any(message in refusal.message for refusal in plan.report.refusals)
+    with pytest.raises(HoldfastError, match=message):
+        start(storage, submission())
+
+
+# --------------------------------------------------------------------------------------------------- output elsewhere
+
+
+class Recording:
+    """Implements Launcher."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, LaunchOptions]] = []
+
+    def launch(self, plan: Any, options: LaunchOptions) -> Any:
+        self.launched.append((plan, options))
+        return self
+
+
+def program(path: Path, sink: Any) -> tuple[Any, Recording]:
+    launcher = Recording()
+    env = hf.Environment("billing", state_dir=path / "state", launcher=launcher)
+    env.from_collection([{"a": 1}]).sink_to(sink, uid="out")
+    return env, launcher
+
+
+def paths_of(plan: Any) -> set[str]:
+    operators = [operator for vertex in plan.graph.vertices for operator in vertex.operators]
+    return {operator.properties["sink_path"] for operator in operators if "sink_path" in operator.properties}
+
+
+def test_its_files_go_elsewhere_and_the_program_stays_as_it_was(tmp_path: Path) -> None:
+    sink = hf.ParquetSink(tmp_path / "real")
+    env, launcher = program(tmp_path, sink)
+    env.execute(branch="trial", branch_output=tmp_path / "trials", restore=tmp_path / "savepoint")
+    ((plan, options),) = launcher.launched
+    assert (plan.graph.name, options.branch, options.sinks) == ("billing@trial", "trial", SinkMode.FORK)
+    assert paths_of(plan) == {str(tmp_path / "trials" / "out")}
+    settings = [operator.settings for operator in plan.operators.values() if hasattr(operator, "settings")]
+    assert all(str(tmp_path / "real") != each.path for each in settings)
+    assert (sink.path, env.sinks) == (str(tmp_path / "real"), (sink,))
+    assert paths_of(env.build()) == {str(tmp_path / "real")}
+
+
+def test_what_can_not_be_redirected_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    env, launcher = program(tmp_path, hf.ParquetSink(tmp_path / "real"))
+    with pytest.raises(hf.InvalidConfigError, match=r"sink 'out' writes files: say where .* branch_output="):
+        env.execute(branch="trial", restore=tmp_path / "savepoint")
+    with pytest.raises(hf.InvalidConfigError, match="branch_output= is for branch="):
+        env.execute(branch_output=tmp_path)
+    kafka = hf.KafkaSink("localhost:1", "topic")
+    other, none = program(tmp_path, kafka)
+    with pytest.raises(hf.InvalidConfigError, match=r"sink 'out' \(KafkaSink\) can't be redirected"):
+        other.execute(branch="trial", branch_output=tmp_path, restore=tmp_path / "savepoint")
+    assert (launcher.launched, none.launched) == ([], [])
+    muted, started = program(tmp_path, hf.Blackhole())
+    muted.execute(branch="trial", restore=tmp_path / "savepoint")
+    assert len(started.launched) == 1

@@ -1,0 +1,1 @@
+"""Files of `deploy/`: read by the tools of their formats, as far as these are to be had."""
