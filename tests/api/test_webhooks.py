@@ -22,6 +22,7 @@ import pytest
 from holdfast.api.events import sender, webhooks
 from holdfast.api.events.addresses import ForbiddenAddressError, connect, is_forbidden
 from holdfast.api.events.delivery import RETRY_MS_MAX, TRIES_OF_A_BAD_EVENT_MAX, Delivery, Outcome, Then, outcome_of, sign
+from holdfast.api.events.follower import Told
 from holdfast.api.events.webhook_file import Webhook, read_webhooks
 from holdfast.api.events.webhooks import Webhooks, read_places, store_places
 from holdfast.api.logs import writing_log
@@ -432,6 +433,17 @@ def test_a_receiver_whose_name_takes_long_has_no_more_time_for_it(
         publish(coordinator, 1)
         eventually("it is late", lambda: started.numbers()[0][1].get("timed_out", 0) > 0)
     assert receiver.asked == []
+
+
+def test_no_more_jobs_are_remembered_than_are_stored(
+    coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "JOBS_MAX", 3)
+    runner = webhooks._Runner(Webhook("pager", "http://127.0.0.1:1/", KEY), coordinator, str(tmp_path))
+    for number in range(1, 6):
+        entry = HistoryEntry(7, number, AT_MS, "state", {})
+        runner._pass(Told(f"{number:032x}", "job", entry))
+    assert list(runner._done) == [f"{number:032x}" for number in (3, 4, 5)]
 
 
 def has_failed(started: Webhooks, outcome: str) -> bool:
