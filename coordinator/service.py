@@ -36,6 +36,7 @@ from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.recollection import Recollection
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView
@@ -128,7 +129,8 @@ class CoordinatorService:
             lambda: f"{self._rng.getrandbits(128):032x}",
             seconds_max=config.drill_timeout_ms / 1000,
         )
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known)
+        recollection = Recollection(self._storage)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known, recollection)
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )

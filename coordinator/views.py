@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState, WorkerAnswer
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey, SubtaskMetrics, TaskState, WorkerAnswer
 from holdfast.coordinator.totals import Totals
 
 
@@ -310,6 +310,20 @@ class CheckpointView(msgspec.Struct, frozen=True):
     @property
     def is_savepoint(self) -> bool:
         return self.kind.is_savepoint
+
+
+class RecordedCheckpointView(msgspec.Struct, frozen=True):
+    """A checkpoint that has ended, as the history of its job has it: not all of its subtasks."""
+
+    checkpoint: CheckpointView
+    """Its vertices have the subtasks that are on record: the slowest ones, and some that did not acknowledge."""
+    phases: CheckpointPhases
+    longest: Mapping[str, tuple[int, str]]
+    """Phase -> its longest time over all subtasks, ms, and the vertex that it is of."""
+    hosts: Mapping[SubtaskKey, str]
+    """Of the subtasks that are on record, then."""
+    missing: int = 0
+    """Subtasks that did not acknowledge."""
 
 
 class CheckpointCounts(msgspec.Struct, frozen=True):

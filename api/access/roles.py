@@ -19,7 +19,8 @@ class Role(StrEnum):
     VIEWER = "viewer"
     """Sees jobs, checkpoints and metrics; no rows of snapshots, and changes nothing."""
     OPERATOR = "operator"
-    """Also reads rows, submits, takes savepoints, stops and cancels jobs and changes their settings."""
+    """Also reads rows and logs, submits, takes savepoints, labels and drills snapshots, stops and cancels jobs and changes their
+    settings."""
     ADMIN = "admin"
     """Everything: also tokens, and the deletion of savepoints."""
     WORKER = "worker"

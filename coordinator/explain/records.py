@@ -13,7 +13,7 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.drills.records import DrillView
-from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
+from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, RecordedCheckpointView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
 
@@ -50,6 +50,9 @@ class Situation(msgspec.Struct, frozen=True):
     """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
     drills: tuple[DrillView, ...] = ()
     """Of the job's snapshots, newest first."""
+    record: RecordedCheckpointView | None = None
+    """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
+    `job` shows nothing of the present, and no judgement is over all subtasks."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out
