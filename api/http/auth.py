@@ -118,7 +118,7 @@ class CheckAccess:
         now_ms = time.monotonic_ns() // 1_000_000
         per_s = self._per_s if caller.account else self._per_s * SHARED_FACTOR
         wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms)
-        if not wait_ms and access is Access.VIEW:
+        if not wait_ms and access is Access.VIEW and caller.account:  # the owner is heard beside any number of viewers
             wait_ms = self._requests.take(_ALL, per_s=self._per_s * SHARED_FACTOR, now_ms=now_ms)
         return wait_ms
 
