@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -130,7 +132,7 @@ class CoordinatorService:
             seconds_max=config.drill_timeout_ms / 1000,
         )
         recollection = Recollection(self._storage)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known, recollection)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.remembered, recollection)
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -369,7 +371,7 @@ class CoordinatorService:
         return self._queries.jobs()
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
-        return self._queries.numbers()
+        return tuple(replace(view, drill=self._drills.mark(view.overview.job_id)) for view in self._queries.numbers())
 
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)

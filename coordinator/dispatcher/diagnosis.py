@@ -92,7 +92,7 @@ class Diagnosis:
         storage_root: str,
         clock: Clock,
         questions: WorkerQuestions,
-        drills: Callable[[str], tuple[DrillView, ...]],
+        drills: Callable[[str], tuple[DrillView, ...] | None],
         recollection: Recollection,
     ) -> None:
         self._calls = calls
@@ -108,7 +108,8 @@ class Diagnosis:
             situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
         else:
             situation = view_situation(self._calls.look(job_id), self._root)
-        return derive_health(replace(situation, drills=self._drills(job_id)))
+        drills = self._drills(job_id)
+        return derive_health(replace(situation, drills=drills or (), are_drills_known=drills is not None))
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:
         recorded = self._calls.recorded_only(job_id)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.views import DrillMark
 
 PROBLEMS_MAX = 20
 """Problems of one drill that are told one by one; all are counted."""
@@ -86,6 +87,15 @@ class DrillView(msgspec.Struct, frozen=True):
 def drilled_ms(drills: Sequence[DrillView]) -> int:
     """When the newest drill that passed began; -1: none has."""
     return max((drill.started_ms for drill in drills if drill.state is DrillState.PASSED), default=-1)
+
+
+def mark_of(drills: Sequence[DrillView], overdue_ms: int) -> DrillMark:
+    """Of the newest drill that found something out, whichever began last."""
+    told = (drill for drill in drills if drill.state in (DrillState.PASSED, DrillState.FAILED))
+    last = max(told, key=lambda drill: drill.started_ms, default=None)
+    if last is None:
+        return DrillMark(overdue_ms=overdue_ms)
+    return DrillMark(last.started_ms, last.state is DrillState.FAILED, overdue_ms)
 
 
 def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView], started_ms: int, now_ms: int) -> bool:

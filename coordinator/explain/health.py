@@ -87,6 +87,7 @@ def _safe(facts: Facts) -> SafeView:
         replay_records=_replayed(facts, cut),
         verified_ms=drilled,  # which reads all of its files, by their checksums
         drilled_ms=drilled,
+        are_drills_known=facts.situation.are_drills_known,
     )
 
 

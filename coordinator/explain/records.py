@@ -50,6 +50,8 @@ class Situation(msgspec.Struct, frozen=True):
     """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
     drills: tuple[DrillView, ...] = ()
     """Of the job's snapshots, newest first."""
+    are_drills_known: bool = True
+    """False: those on record have not been read yet."""
     record: RecordedCheckpointView | None = None
     """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
     `job` shows nothing of the present, and no judgement is over all subtasks."""
@@ -239,6 +241,8 @@ class SafeView(msgspec.Struct, frozen=True):
     """When all of its files were read and checked; -1: never."""
     drilled_ms: int = -1
     """When it was restored for a trial; -1: never."""
+    are_drills_known: bool = True
+    """False: what is on record of drills has not been read yet, as for a moment behind a change of the leader."""
     replay_ms: int = -1
     """Time whose records a failure replays."""
     replay_records: int = -1
