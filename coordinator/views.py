@@ -362,7 +362,7 @@ class DrillMark(msgspec.Struct, frozen=True):
     has_failed: bool = False
     """It found problems."""
     overdue_ms: int = -1
-    """Since the drill that is due was due; 0: none is; -1: the job has no schedule."""
+    """Since a scheduled drill should have found something out; 0: it still has time; -1: the job has no schedule."""
 
 
 class JobNumbersView(msgspec.Struct, frozen=True):

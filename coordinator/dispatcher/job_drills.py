@@ -23,7 +23,7 @@ from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_log import about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, is_due, mark_of
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, is_due, mark_of, told_due_ms
 from holdfast.coordinator.drills.scratch import DrillRequest
 from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_drills
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
@@ -78,7 +78,7 @@ class JobDrills:
         self._thread: threading.Thread | None = None
         self._seen_ms: dict[str, int] = {}
         self._due_ms: dict[str, int] = {}
-        """Jobs with a drill that is due, since when."""
+        """When something should be known of the newest checkpoints of jobs."""
         self._unread: OrderedDict[str, None] = OrderedDict()
         """Jobs whose drills on record somebody would like to know."""
         self._preloaded: set[str] = set()
@@ -199,13 +199,13 @@ class JobDrills:
             cut = self._calls.look(job_id).published.cut
             newest_id = cut.checkpoint_id if cut is not None else -1
             known = self.known(job_id)
-            if not is_due(interval_ms, newest_id, known, started_ms, now_ms):
+            due_ms = told_due_ms(interval_ms, newest_id, known, started_ms)
+            if due_ms is not None:
+                self._due_ms[job_id] = due_ms
+            else:
                 self._due_ms.pop(job_id, None)
-                return
-            since_ms = max((drill.started_ms for drill in known), default=started_ms)
-            self._due_ms.setdefault(job_id, min(since_ms + interval_ms, now_ms))
-            self.begin(job_id, by="schedule")
-            self._due_ms.pop(job_id, None)
+            if is_due(interval_ms, newest_id, known, started_ms, now_ms):
+                self.begin(job_id, by="schedule")
         except HoldfastError as error:
             logger.info("job %s: no drill is begun: %s", job_id, printable(str(error)))
         except Exception:  # the other jobs' are still due

@@ -91,11 +91,24 @@ def drilled_ms(drills: Sequence[DrillView]) -> int:
 
 def mark_of(drills: Sequence[DrillView], overdue_ms: int) -> DrillMark:
     """Of the newest drill that found something out, whichever began last."""
-    told = (drill for drill in drills if drill.state in (DrillState.PASSED, DrillState.FAILED))
-    last = max(told, key=lambda drill: drill.started_ms, default=None)
+    last = _last_told(drills)
     if last is None:
         return DrillMark(overdue_ms=overdue_ms)
     return DrillMark(last.started_ms, last.state is DrillState.FAILED, overdue_ms)
+
+
+def _last_told(drills: Sequence[DrillView]) -> DrillView | None:
+    told = (drill for drill in drills if drill.state in (DrillState.PASSED, DrillState.FAILED))
+    return max(told, key=lambda drill: drill.started_ms, default=None)
+
+
+def told_due_ms(interval_ms: int, newest_id: int, drills: Sequence[DrillView], started_ms: int) -> int | None:
+    """When a drill on schedule should have found something out about the newest checkpoint, whatever ended in an error since; None
+    if one has, or there is none. Arguments are those of `is_due`."""
+    last = _last_told(drills)
+    if newest_id < 0 or (last is not None and last.checkpoint_id == newest_id):
+        return None
+    return (last.started_ms if last is not None else started_ms) + interval_ms
 
 
 def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView], started_ms: int, now_ms: int) -> bool:

@@ -216,4 +216,6 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     drills.look()
     begun = service.drills(crew.job_id)[0]
     assert outcome(service, crew.job_id, begun).state is DrillState.FAILED
+    service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})
+    drills.look()
     assert mark() == DrillMark(begun.started_ms, has_failed=True, overdue_ms=0)
