@@ -23,7 +23,7 @@ from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_log import about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, is_due, mark_of, told_due_ms
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, Verification, is_due, mark_of, told_due_ms
 from holdfast.coordinator.drills.scratch import DrillRequest
 from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_drills
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
@@ -74,6 +74,7 @@ class JobDrills:
         self._command = command
         self._lock = threading.Lock()
         self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
+        self._verified: OrderedDict[str, deque[Verification]] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._seen_ms: dict[str, int] = {}
@@ -123,6 +124,26 @@ class JobDrills:
                 self._unread.popitem(last=False)
         self._awake.set()
         return None
+
+    def note_verified(self, job_id: str, location: str, found: Verification) -> None:
+        """As `interface.Coordinator`. A snapshot that says that it is of a job may be anybody's: what counts is its place. One that
+        was deleted while it was read is no damaged one."""
+        _, kind, place = self._find(job_id, found.checkpoint_id)
+        if _real(place) != _real(location):
+            return
+        view = DrillView("", found.checkpoint_id, kind, place, DrillState.RUNNING, "user", found.began_ms)
+        if found.problem_count and not self._is_there(view):
+            return
+        with self._lock:
+            self._verified.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(found)
+            self._verified.move_to_end(job_id)
+            while len(self._verified) > JOBS_KEPT:
+                self._verified.popitem(last=False)
+
+    def verifications(self, job_id: str) -> tuple[Verification, ...]:
+        """Of a job's snapshots since this process began, newest first."""
+        with self._lock:
+            return tuple(self._verified.get(job_id, ()))
 
     def mark(self, job_id: str) -> DrillMark:
         """What metrics tell of a job's drills, from memory alone."""
@@ -338,6 +359,11 @@ class JobDrills:
 
     def _located(self, folder: str) -> str:
         return folder if is_absolute_folder(folder) else f"{self._storage.root.rstrip('/')}/{folder}"
+
+
+def _real(location: str) -> str:
+    """Without symbolic links, of a directory."""
+    return location if "://" in location else os.path.realpath(location)
 
 
 def _reported(output: bytes, code: int) -> DrillReport:

@@ -84,6 +84,21 @@ class DrillView(msgspec.Struct, frozen=True):
         return {**facts, "problems": facts["problems"][:PROBLEMS_RECORDED_MAX]}
 
 
+class Verification(msgspec.Struct, frozen=True):
+    """All files of a snapshot were read and checked, by their lengths and checksums; no row was decoded."""
+
+    checkpoint_id: int
+    began_ms: int
+    problem_count: int = 0
+    first_problem: str = ""
+
+
+def verified_ms(drills: Sequence[DrillView], verifications: Sequence[Verification]) -> int:
+    """When the newest one began that found every file as it was written: a drill reads all of them by their checksums; -1: none."""
+    sound = (each.began_ms for each in verifications if not each.problem_count)
+    return max(drilled_ms(drills), max(sound, default=-1))
+
+
 def drilled_ms(drills: Sequence[DrillView]) -> int:
     """When the newest drill that passed began; -1: none has."""
     return max((drill.started_ms for drill in drills if drill.state is DrillState.PASSED), default=-1)

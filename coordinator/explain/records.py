@@ -12,7 +12,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
-from holdfast.coordinator.drills.records import DrillView
+from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, RecordedCheckpointView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
@@ -52,6 +52,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Of the job's snapshots, newest first."""
     are_drills_known: bool = True
     """False: those on record have not been read yet."""
+    verifications: tuple[Verification, ...] = ()
+    """Of the job's snapshots, newest first."""
     record: RecordedCheckpointView | None = None
     """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
     `job` shows nothing of the present, and no judgement is over all subtasks."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.records import Verdict
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.service import CoordinatorService
@@ -219,3 +219,28 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})
     drills.look()
     assert mark() == DrillMark(begun.started_ms, has_failed=True, overdue_ms=0)
+
+
+def test_a_verification_counts_where_the_snapshot_is_the_job_s_own(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
+    job_id = crew.job_id
+    place = service.health(job_id).resume
+    found = Verification(place.checkpoint_id, 5_000)
+    service.note_verified(job_id, str(tmp_path / "elsewhere"), found)  # it says that it is this checkpoint
+    with pytest.raises(NotFoundError):
+        service.note_verified(job_id, place.location, Verification(999, 5_000))
+    with pytest.raises(NotFoundError):
+        service.note_verified("e" * 32, place.location, found)
+    assert service.health(job_id).safe.verified_ms == -1
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    service.note_verified(job_id, place.location.replace("/state/", "/link/"), found)
+    assert service.health(job_id).safe.verified_ms == 5_000
+    assert service.health(job_id).safe.drilled_ms == -1
+    damaged = Verification(place.checkpoint_id, 6_000, 1, "x: missing")
+    service.note_verified(job_id, place.location, damaged)
+    assert (service.health(job_id).safe.verdict, service.drills(job_id)) == (Verdict.BAD, ())
+    service.note_verified(job_id, place.location, Verification(place.checkpoint_id, 7_000))
+    (Path(place.location) / "_metadata").unlink()
+    (Path(place.location) / "_claim").unlink()
+    with pytest.raises(NotFoundError):
+        service.note_verified(job_id, place.location, damaged)
+    assert service.health(job_id).safe.verdict is not Verdict.BAD, "it was deleted while it was read"
