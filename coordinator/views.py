@@ -354,6 +354,17 @@ SUBTASKS_SHOWN_MAX = 1_000
 """Subtasks of one job whose own numbers a scrape of metrics shows."""
 
 
+class DrillMark(msgspec.Struct, frozen=True):
+    """What metrics tell of a job's drills, as far as they are known in memory."""
+
+    last_ms: int = -1
+    """When the newest one that found something out began; -1: none, or it has not been read yet."""
+    has_failed: bool = False
+    """It found problems."""
+    overdue_ms: int = -1
+    """Since a scheduled drill should have found something out; 0: it still has time; -1: the job has no schedule."""
+
+
 class JobNumbersView(msgspec.Struct, frozen=True):
     """Numbers of one job for metrics, updated with each event: the cost of reading them has a bound, whatever the tasks are."""
 
@@ -378,6 +389,7 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Until when this is known to have been so."""
     subtasks_beyond: int = 0
     """Subtasks that told such numbers, beyond SUBTASKS_SHOWN_MAX."""
+    drill: DrillMark = DrillMark()
 
 
 class SeriesView(msgspec.Struct, frozen=True):

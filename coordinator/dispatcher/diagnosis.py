@@ -7,7 +7,6 @@ The pure functions of `explain/` judge them on the caller's thread. Workers of m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -15,12 +14,12 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import QuestionKind, SubtaskKey
 from holdfast.coordinator.dispatcher.calls import JobCalls
+from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.published import Look
 from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.recollection import COMPARED_MAX, Recollection
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.drills.records import DrillView
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.facts import COMPARED_MIN
 from holdfast.coordinator.explain.functions import workers_to_ask
@@ -92,7 +91,7 @@ class Diagnosis:
         storage_root: str,
         clock: Clock,
         questions: WorkerQuestions,
-        drills: Callable[[str], tuple[DrillView, ...]],
+        drills: JobDrills,
         recollection: Recollection,
     ) -> None:
         self._calls = calls
@@ -108,7 +107,10 @@ class Diagnosis:
             situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
         else:
             situation = view_situation(self._calls.look(job_id), self._root)
-        return derive_health(replace(situation, drills=self._drills(job_id)))
+        drills = self._drills.remembered(job_id)
+        verifications = self._drills.verifications(job_id)
+        told = replace(situation, drills=drills or (), are_drills_known=drills is not None, verifications=verifications)
+        return derive_health(told)
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:
         recorded = self._calls.recorded_only(job_id)

@@ -178,6 +178,13 @@ def test_member_that_stands_by_counts_no_job_in_its_metrics(pair: tuple[Member, 
     assert b'holdfast_jobs{state="RUNNING"}' not in standby.request("GET", "/metrics").data
 
 
+def test_members_tell_who_is_active_and_how_often_that_changed(pair: tuple[Member, Member]) -> None:
+    told = [set(member.request("GET", "/metrics").data.decode().splitlines()) for member in pair]
+    assert [f"holdfast_member_active {value}" in lines for value, lines in zip(("1.0", "0.0"), told, strict=True)] == [True, True]
+    epochs = [line for lines in told for line in lines if line.startswith("holdfast_member_epoch ")]
+    assert epochs == ["holdfast_member_epoch 1.0"] * 2
+
+
 def test_hand_over_changes_who_answers_and_the_dead_are_shown_as_gone(tmp_path: Path) -> None:
     first = Member(tmp_path, takeover_after_ms=3_000)
     eventually(lambda: first.status("/leader") == 200, "the first leads")
