@@ -172,6 +172,8 @@ class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     """Of `async_ms`: in operations of storage; -1 if its worker does not tell."""
     new_files: int = -1
     """Files with the new bytes; -1 if its worker does not tell."""
+    stalled_ms: int = 0
+    """Of `async_ms`: RocksDB had no room for what was to be written."""
 
     @property
     def acknowledged(self) -> bool:
