@@ -366,6 +366,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Until when this is known to have been so."""
     subtasks_beyond: int = 0
     """Subtasks that told such numbers, beyond SUBTASKS_SHOWN_MAX."""
+    branch_of: str = ""
+    """Name of the job that it is a branch of; empty: it is none."""
 
 
 class SeriesView(msgspec.Struct, frozen=True):
