@@ -22,6 +22,7 @@ from holdfast.coordinator.ha.records import (
 )
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.labels import Mark, add_label
+from holdfast.coordinator.restore.compatibility import has_state
 from holdfast.coordinator.restore.plan import check_submission
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import HoldfastError
@@ -285,3 +286,21 @@ def test_only_writers_of_sinks_leave_state_aside_and_only_in_a_branch(asked: Sub
     sent = with_property(asked, **changes)
     with pytest.raises(hf.InvalidConfigError, match="is said to be muted: only the writer of a sink can be, in a branch"):
         run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), sent), storage)
+
+
+def test_only_state_of_the_muted_sink_is_left_aside_and_the_notes_say_so() -> None:
+    asked = submission()
+    uid = asked.graph.vertices[-1].operators[-1].uid
+    stored = next(each for each in TWO.operators if has_state(each))
+    rest = [each for each in TWO.operators if each.uid != uid]
+    ofs = lambda name: msgspec.structs.replace(stored, uid=name)  # noqa: E731
+    storage = DictStorage()
+    storage.files[f"{SAVED}/_metadata"] = encode_metadata(snapshot(*rest, ofs(f"{uid}-committer"), ofs("other-committer")))
+    muted = with_property(asked, kind="sink_writer", sink_id="x", properties={"muted": True, "discards": True}, states=())
+    report = run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), muted), storage).report
+    assert [sink.is_muted for sink in report.sinks] == [True]
+    (note,) = [note for note in report.notes if "is muted" in note]
+    assert note.startswith(f"sink 'x' is muted: its state ({stored.size} bytes, ")
+    assert "which alone commits what is staged" in note
+    (dropped,) = [refusal for refusal in report.refusals if refusal.kind == "UnclaimedStateError"]
+    assert dropped.fields["operators"] == {"other-committer": stored.size}

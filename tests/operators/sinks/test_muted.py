@@ -135,7 +135,8 @@ def counted(branch: hf.testing.Job) -> dict[str, tuple[int, int]]:
 
 def test_some_sinks_are_muted_and_files_redirected(tmp_path: Path) -> None:
     parent, _, saved = staged_parent(tmp_path)
-    with parent, BranchJob() as branch:
+    branch = BranchJob()
+    with parent, branch:
         branch.mute, branch.files = ("folder", "target", "collect"), tmp_path.parent / f"{tmp_path.name}-trial"
         parent.checkpoint()  # to the branch's own state directory here, its parent is a stranger, which may never commit
         before = output(tmp_path)
