@@ -130,6 +130,21 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    _open_parts(app, service, settings, guard, membership)
+    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
+    _add_middleware(app, settings, membership)
+    app.add_exception_handler(HoldfastError, _typed_error)
+    app.add_exception_handler(NotModifiedError, not_modified)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_error)
+    _describe(app, authenticated=settings.token is not None)
+    return app
+
+
+def _open_parts(
+    app: FastAPI, service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None
+) -> None:
+    """What routes and middleware of this app work on."""
     app.state.service = service
     app.state.settings = settings
     app.state.authenticator = Authenticator(settings.location, settings.token)
@@ -151,7 +166,10 @@ def create_app(
     )
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
-    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
+
+
+def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membership | None) -> None:
+    """From the innermost to the outermost: a request meets the last one first."""
     app.add_middleware(AnswerFailures)
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
@@ -169,12 +187,6 @@ def create_app(
     app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_middleware(NameRequests)
-    app.add_exception_handler(HoldfastError, _typed_error)
-    app.add_exception_handler(NotModifiedError, not_modified)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(HTTPException, _http_error)
-    _describe(app, authenticated=settings.token is not None)
-    return app
 
 
 @functools.cache
