@@ -19,7 +19,8 @@ class Role(StrEnum):
     VIEWER = "viewer"
     """Sees jobs, checkpoints and metrics; no rows of snapshots, and changes nothing."""
     OPERATOR = "operator"
-    """Also reads rows, submits, takes savepoints, stops and cancels jobs and changes their settings."""
+    """Also reads rows and logs, submits, takes savepoints, labels and drills snapshots, stops and cancels jobs and changes their
+    settings."""
     ADMIN = "admin"
     """Everything: also tokens, and the deletion of savepoints."""
     WORKER = "worker"
@@ -239,9 +240,10 @@ _DIALECT = frozenset(path.split("/")[1] for _, path, _ in _RULES)
 
 
 def is_plain(path: str) -> bool:
-    """Whether a decoded path is free of control characters. Routes are regular expressions, whose `$` also matches in front of a
-    line break at the end: such a path would be one for the table and another one for the router."""
-    return not any(character < " " or character == "\x7f" for character in path)
+    """Whether a decoded path begins with a slash and is free of control characters. A request may name any text in place of a path.
+    Routes are regular expressions, whose `$` also matches in front of a line break at the end: such a path would be one for the
+    table and another one for the router."""
+    return path.startswith("/") and not any(character < " " or character == "\x7f" for character in path)
 
 
 def classify(method: str, path: str) -> Classified | None:

@@ -23,13 +23,16 @@ def run_forget(
     others: tuple[Sequence[str], Sequence[str]],
     certificate: Path | None,
     *,
+    keep_history: bool,
     as_json: bool,
 ) -> bool:
     """Forget, and show the certificate; returns whether it is complete. `key`: itself, or its file. `others`: further savepoints,
     and local directories."""
     if certificate is not None and not certificate.absolute().parent.is_dir():
         raise InvalidConfigError(f"{certificate.parent} is no folder: the certificate can't be written", setting="certificate")
-    found = forget(directory, job_id, [state], read_key(*key), to=to, snapshots=others[0], local=others[1])
+    found = forget(
+        directory, job_id, [state], read_key(*key), to=to, snapshots=others[0], local=others[1], keep_history=keep_history
+    )
     document = msgspec.to_builtins(found)
     if certificate is not None:
         certificate.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
@@ -59,6 +62,8 @@ def _show(found: Certificate) -> None:
     console.show_line(f"restore from   {found.result or '-'}")
     console.show_line(f"rows erased    {erased}")
     console.show_line(f"deleted        {len(found.deleted)} snapshots")
+    records = ", ".join(f"{count:,} files of {folder.rpartition('/')[2]}" for folder, count in sorted(found.erased_records.items()))
+    console.show_line(f"records        {records} deleted")
     console.show_line(f"read again     {sum(found.verified.values()):,} rows of {len(found.verified)} snapshots")
     for place, reason in sorted(found.kept.items()):
         console.show_line(f"KEPT           {place}: {reason}")

@@ -907,11 +907,16 @@ def forget(
     local: Annotated[
         list[str], typer.Option("--local", metavar="DIR", help="A local directory of workers on this host; again for more.")
     ] = [],  # noqa: B006
+    keep_history: Annotated[
+        bool, typer.Option("--keep-history", help="Keep the job's history, which may quote the key: the certificate is incomplete.")
+    ] = False,
     certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="Write the certificate there.")] = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Forget a key of a stopped job: write a savepoint without it, then delete every other snapshot of the job that may hold it.
+    """Forget a key of a stopped job: write a savepoint without it, then delete every other snapshot of the job that may hold it,
+    its history and the outcomes of its drills.
+
     Prints where to restore from, and what is not covered. The same command goes on after a crash. Exit code 1: some was kept."""
     from holdfast.api.cli.forgetting import run_forget
 
@@ -919,7 +924,9 @@ def forget(
     if directory is None:
         raise InvalidConfigError("a key is forgotten in a state directory: give --state-dir", setting="state_dir")
     job_id = job if is_job_id(job) else derive_job_id(job)
-    if not run_forget(directory, job_id, state, (key, key_file), to, (snapshot, local), certificate, as_json=as_json):
+    others = (snapshot, local)
+    keeping = {"keep_history": keep_history, "as_json": as_json}
+    if not run_forget(directory, job_id, state, (key, key_file), to, others, certificate, **keeping):
         raise typer.Exit(console.EXIT_FAILED)
 
 

@@ -1,5 +1,6 @@
 """Forgets a key of a stopped job: a savepoint without it takes the place of the job's newest snapshot, and all others that may hold
-it are deleted. The result is a certificate.
+it are deleted, and so are the job's records that quote texts of users: its history and the outcomes of its drills. The result is a
+certificate.
 
 Nothing is deleted before that savepoint is complete and was read back. No step is recorded: what is left to do is derived from
 what storage holds, so that the same call goes on after a crash at any step. The key is never written, logged or put into an error;
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +25,12 @@ from holdfast.api.snapshots.maintenance import dispose_of
 from holdfast.api.snapshots.snapshot import open_snapshot, target_of
 from holdfast.api.version import VERSION
 from holdfast.coordinator.dispatcher.submit import Starter, check_ended, erase_checkpoints
+from holdfast.coordinator.drills.store import erase_drills
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob
-from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.ha.records import LabelRecord, SavepointRecord, decode_record
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.history.store import erase_history
 from holdfast.statebackends.errors import (
     CorruptStateError,
     ForgetError,
@@ -33,7 +38,7 @@ from holdfast.statebackends.errors import (
     InvalidConfigError,
     NotFoundError,
 )
-from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.layout import JobPaths, parse_label_name
 from holdfast.statebackends.local_recovery.copies import delete_copies
 from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
 from holdfast.statebackends.state_processor.erase import (
@@ -44,6 +49,7 @@ from holdfast.statebackends.state_processor.erase import (
     is_canonical,
 )
 from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DeleteFolder, ListFiles, ListFolder, run_flow
 
@@ -62,6 +68,9 @@ NOT_COVERED = {
     "job's end, unless they were killed",
     "object_versions": "older versions of deleted objects, where a bucket keeps versions",
     "master_hooks": "states of master hooks, which only the hooks can read",
+    "logs": "logs of processes, events that were sent, and lines of the audit log about earlier requests",
+    "late_history": "records of the history that the job's last leader had still to write: 5 s behind the job's end, minutes while "
+    "storage failed",
 }
 """What no forgetting covers, and why."""
 
@@ -88,12 +97,15 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """`uid/state` -> rows of the key that the newest snapshot had; empty if an earlier call wrote the result."""
     deleted: tuple[str, ...]
     """Snapshots that this call deleted."""
+    erased_records: dict[str, int]
+    """Folder of the job's records that may quote a key -> files that this call deleted, all that were there; 0: there were none.
+    One that is not here was to stay, and is in `kept` if it has files."""
     verified: dict[str, int]
     """Location of each snapshot that is left -> rows that were read of these states, none of them the key's."""
     remaining: tuple[str, ...]
     """`location: uid/state` of other states that hold the key still."""
     kept: dict[str, str]
-    """Snapshots that could not be deleted -> why."""
+    """Snapshots and records that could not be deleted, or were to stay -> why."""
     not_covered: dict[str, str]
 
 
@@ -106,9 +118,11 @@ def forget(
     to: Location,
     snapshots: Sequence[Location] = (),
     local: Sequence[str] = (),
+    keep_history: bool = False,
 ) -> Certificate:
     """Forget a key of a stopped job. `to`: a directory for the savepoint without it; `snapshots`: further savepoints of the job;
-    `local`: local directories of workers on this host, whose copies of the job are deleted, too.
+    `local`: local directories of workers on this host, whose copies of the job are deleted, too. `keep_history`: the job's history
+    stays, and the certificate is not complete if there is one.
 
     A coordinator may run beside it: no job that has a recorded end has a leader, and the job is fenced before anything is deleted.
     Raises ForgetError where the job has no snapshot, or one is another job's. JobExistsError for a job without a recorded end;
@@ -117,7 +131,7 @@ def forget(
         raise InvalidConfigError(f"1..{STATES_MAX} states can be named, not {len(states)}", setting="state")
     root = absolute_location(state_dir)
     wanted, directory = tuple(dict.fromkeys(states)), absolute_location(to).rstrip("/")
-    work = _Forgetting(root, job_id, wanted, key, directory, tuple(snapshots), tuple(local))
+    work = _Forgetting(root, job_id, wanted, key, directory, tuple(snapshots), tuple(local), keep_history=keep_history)
     audit = AuditLog(root)
     try:
         certificate = work.run(lambda: audit.note(work.noted("begun", 202)))
@@ -139,6 +153,8 @@ class _Forgetting:
         directory: str,
         given: tuple[Location, ...],
         local: tuple[str, ...],
+        *,
+        keep_history: bool,
     ) -> None:
         self._root = root
         self._job_id = job_id
@@ -147,10 +163,13 @@ class _Forgetting:
         self._directory = directory
         self._given = tuple(absolute_location(location) for location in given)
         self._local = local
+        self._keep_history = keep_history
+        self._paths = JobPaths(job_id)
         self._storage = RoutedStorage(open_storage(root))
         self._salt = secrets.token_hex(16)
         self._began_ms = _now_ms()
         self._deleted: list[str] = []
+        self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
 
     @property
@@ -164,7 +183,7 @@ class _Forgetting:
 
     def run(self, began: Callable[[], None]) -> Certificate:
         """`began`: called once it is known that there is something to do, before anything is written."""
-        job = run_flow(read_job(JobPaths(self._job_id)), self._storage)
+        job = run_flow(read_job(self._paths), self._storage)
         check_ended(job)
         source = self._newest(job)
         erased: dict[str, int] = {}
@@ -176,6 +195,7 @@ class _Forgetting:
             message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
             raise ForgetError(message, job=self._job_id)
         self._delete(job, result)
+        self._erase_records()
         for directory in self._local:
             for folder in delete_copies(directory, self._job_id):
                 self._kept[folder] = "its worker lives still, or it can't be deleted"
@@ -220,11 +240,23 @@ class _Forgetting:
         return found
 
     def _is_clean(self, snapshot: StoredSnapshot) -> bool:
-        """Whether no file of a snapshot holds the key in these states."""
+        """Whether no file of a snapshot holds the key in these states, and no label that it has or had quotes it."""
+        if self._is_quoted_beside(snapshot):
+            return False
         if snapshot.metadata.in_flight or not all(is_canonical(snapshot.operator(uid)) for uid in self._uids(snapshot)):
             return False
         counts = count_rows(snapshot, self._wanted(snapshot), self._key)
         return not any(rows for rows, _ in counts.values())
+
+    def _is_quoted_beside(self, snapshot: StoredSnapshot) -> bool:
+        """Whether a record of its labels quotes the key; removed labels are on record, too."""
+        names: list[str] = snapshot.storage.execute(ListFolder(snapshot.folder))
+        for path in (f"{snapshot.folder}/{name}" for name in names if parse_label_name(name) is not None):
+            content: bytes = run_flow(read_whole(path), snapshot.storage)
+            record = decode_record(LabelRecord, content, path)
+            if any(_quotes(label, self._key) for label in record.labels):
+                return True
+        return False
 
     def _uids(self, snapshot: StoredSnapshot) -> list[str]:
         known = {operator.uid for operator in snapshot.metadata.operators}
@@ -313,7 +345,8 @@ class _Forgetting:
         try:
             dispose_of(place)
         except HoldfastError as error:
-            self._kept[place] = str(error)
+            why = str(error)
+            self._kept[place] = why if not _quotes(why, self._key) else "a label that quotes the key keeps it"
         else:
             self._deleted.append(place)
 
@@ -322,11 +355,31 @@ class _Forgetting:
         files: list[str] = open_storage(parent).execute(ListFiles(name))
         return bool(files)
 
+    def _erase_records(self) -> None:
+        """Delete records that quote what users' functions said: texts of failures, problems of drills, names of labels."""
+        self._erased_records[f"{self._root}/{self._paths.drills}"] = run_flow(erase_drills(self._paths), self._storage)
+        if not self._keep_history:
+            self._erased_records[f"{self._root}/{self._paths.histories}"] = run_flow(erase_history(self._paths), self._storage)
+
     # ------------------------------------------------------------------------------------------------------ certificate
+
+    def _look_at_records(self, job: RecordedJob) -> None:
+        """Name the records that are left and may quote the key. Results are registers, which nothing can replace safely."""
+        for folder in (self._paths.drills, self._paths.histories):
+            if not self._storage.execute(ListFolder(folder)):
+                continue
+            is_wanted = self._keep_history and folder == self._paths.histories
+            why = "it was to stay, and may quote the key in texts of failures"
+            self._kept[f"{self._root}/{folder}"] = why if is_wanted else "it was written meanwhile: do it again"
+        for number, result in sorted(job.results.items()):
+            if _quotes(result.cause, self._key):
+                path = f"{self._root}/{self._paths.result(number)}"
+                self._kept[path] = 'its text of the failure quotes the key: empty its "cause" while no coordinator runs'
 
     def _certificate(self, result: StoredSnapshot | None, erased: dict[str, int]) -> Certificate:
         """Look again: every snapshot that is left is read whole."""
-        job = run_flow(read_job(JobPaths(self._job_id)), self._storage)
+        job = run_flow(read_job(self._paths), self._storage)
+        self._look_at_records(job)
         verified: dict[str, int] = {}
         remaining: list[str] = []
         left = [*self._found(job), *([result.location] if result is not None else [])]
@@ -351,6 +404,7 @@ class _Forgetting:
             result=result.location if result is not None else "",
             erased_rows=erased,
             deleted=tuple(self._deleted),
+            erased_records=self._erased_records,
             verified=verified,
             remaining=tuple(sorted(remaining)),
             kept=self._kept,
@@ -363,6 +417,12 @@ def _foreign_bases(job: RecordedJob) -> dict[str, str]:
     bases = [record.base for record in job.submissions.values() if record.base is not None and not record.base.claim]
     folders = sorted({base.folder for base in bases if is_absolute_folder(base.folder)})
     return {"bases": f"snapshots that the job was started from and does not own: {', '.join(folders)}"} if folders else {}
+
+
+def _quotes(text: str, key: str) -> bool:
+    """Whether a text has the key as a word of its own, as it is or as Python or JSON show it. Of an empty key nothing is found."""
+    shown = {key, repr(key)[1:-1], json.dumps(key)[1:-1]} - {""}
+    return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in shown)
 
 
 def _now_ms() -> int:

@@ -6,6 +6,7 @@ outcome like any other. It decides nothing about a job."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -42,6 +43,8 @@ JOBS_KEPT = 1_000
 LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
 OUTPUT_BYTES_MAX = 1 << 20
+KILLED_TIMEOUT_S = 5.0
+"""How long the end of a killed drill is waited for."""
 
 Command = Callable[[], list[str]]
 
@@ -264,7 +267,8 @@ class JobDrills:
             output, _ = process.communicate(request, timeout=self._seconds_max)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that storage holds dies when that answers
+                process.communicate(timeout=KILLED_TIMEOUT_S)
             return DrillReport(error=f"it took longer than {self._seconds_max:g} s")
         finally:
             with self._lock:

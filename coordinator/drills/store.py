@@ -12,7 +12,7 @@ from holdfast.coordinator.ha.store import put_once
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, is_drill_name
-from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFolder, ReadFile
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, Flow, ListFolder, ReadFile
 
 DRILLS_KEPT = 20
 """Drills of one job that are kept, the newest."""
@@ -45,6 +45,13 @@ def read_drills(paths: JobPaths) -> Flow[tuple[tuple[DrillView, ...], tuple[str,
         else:
             damage.append(path)
     return tuple(found), tuple(damage)
+
+
+def erase_drills(paths: JobPaths) -> Flow[int]:
+    """Delete every drill of a job on record, unreadable ones too; how many files went. Idempotent. Raises HoldfastError as storage
+    does."""
+    count: int = yield DeleteFolder(paths.drills)
+    return count
 
 
 def _names(paths: JobPaths) -> Flow[list[str]]:

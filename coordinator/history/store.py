@@ -24,7 +24,7 @@ from holdfast.coordinator.history.records import (
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, parse_history_name
-from holdfast.statebackends.storage.port import DeleteFile, DescribeFiles, FileFacts, Flow, ListFolder, ReadFile
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, DescribeFiles, FileFacts, Flow, ListFolder, ReadFile
 
 HISTORY_BYTES_MAX = 64 << 20
 """Bytes of a job's history: beyond, the oldest files go."""
@@ -81,6 +81,12 @@ class HistoryWriter:
         while max(surplus_bytes, surplus_files) > 0 and (oldest := min(sizes)) != name:
             yield DeleteFile(self._paths.history(*oldest))
             surplus_bytes, surplus_files = surplus_bytes - sizes.pop(oldest, 0), surplus_files - 1
+
+
+def erase_history(paths: JobPaths) -> Flow[int]:
+    """Delete every file of a job's history, unreadable ones too; how many. Idempotent. Raises HoldfastError as storage does."""
+    count: int = yield DeleteFolder(paths.histories)
+    return count
 
 
 # ------------------------------------------------------------------------------------------------------------------- read

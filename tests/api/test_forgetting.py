@@ -18,10 +18,13 @@ import holdfast as hf
 from holdfast.api.access.audit_log import read_audit
 from holdfast.api.cli.main import app
 from holdfast.api.directory_guard import without_coordinator
+from holdfast.api.snapshots import forgetting
 from holdfast.api.snapshots.forgetting import Certificate, forget
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.submit import Starter, erase_checkpoints
+from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.drills.store import keep_drill, read_drills
 from holdfast.coordinator.ha.leadership import open_directory
 from holdfast.coordinator.ha.records import (
     ClaimRecord,
@@ -33,6 +36,8 @@ from holdfast.coordinator.ha.records import (
 )
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.history.records import encode_line
+from holdfast.coordinator.history.store import HistoryQuery, erase_history, read_history
 from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
@@ -93,6 +98,11 @@ def make_job(root: Path, kind: Any = "filesystem", *, state: str = "FAILED") -> 
         else:
             renumber(write(root, folder, contents, kind=kind, storage=storage, parallelism=2), number)
     put(paths.result(1), ResultRecord(1, state, 1, "n", 7, 7))
+    for number, text in enumerate((f"KeyError: {KEY!r}", "and more"), 1):
+        facts = {"attempt": 1, "error": text, "restarts": 0, "restart_in_ms": None}
+        storage.execute(PutIfAbsent(paths.history(1, number), encode_line(number, 1, "failure", facts)))
+    drill = DrillView("d" * 32, 7, CheckpointKind.CHECKPOINT, "x", DrillState.FAILED, "user", 1, problems=(f"no row of {KEY}",))
+    run_flow(keep_drill(paths, drill), storage)
     return directory
 
 
@@ -135,6 +145,8 @@ def test_no_file_decodes_to_the_key_and_everything_else_is_there(tmp_path: Path,
     assert sorted(certificate.verified) == sorted([clean, certificate.result])
     assert len(certificate.deleted) == 3
     assert (certificate.remaining, certificate.kept) == ((), {})
+    folder = f"{tmp_path}/state/{JOB}"
+    assert certificate.erased_records == {f"{folder}/history": 2, f"{folder}/drills": 1}
     assert {"sources", "output", "copies", "local_copies", "object_versions"} <= set(certificate.not_covered)
     job = run_flow(read_job(JobPaths(JOB)), LocalStorage(tmp_path / "state"))
     assert [number for number, each in job.checkpoints.items() if not isinstance(each.decision, SavepointRecord)] == []
@@ -174,6 +186,68 @@ def test_the_key_is_in_no_certificate_error_or_audit_line(tmp_path: Path, capsys
         forgotten(tmp_path, states=[("nothing", "count")])
     assert KEY not in str(caught.value)
     assert KEY not in capsys.readouterr().err
+
+
+def test_history_and_drills_are_gone_and_an_empty_one_is_no_damage(tmp_path: Path) -> None:
+    storage, paths = LocalStorage(make_job(tmp_path)), JobPaths(JOB)
+    (tmp_path / "state" / paths.histories / "1-9.jsonl").write_text("damaged " + KEY)
+    assert forgotten(tmp_path).is_complete
+    page = run_flow(read_history(paths, HistoryQuery(), 1), storage)
+    assert (page.entries, page.gaps, page.damage) == ((), (), ())
+    assert run_flow(read_drills(paths), storage) == ((), ())
+    again = forgotten(tmp_path)
+    assert (again.is_complete, set(again.erased_records.values())) == (True, {0})
+
+
+def test_a_history_that_is_to_stay_makes_the_certificate_incomplete(tmp_path: Path) -> None:
+    directory = make_job(tmp_path)
+    history = f"{directory}/{JOB}/history"
+    kept = forgotten(tmp_path, keep_history=True)
+    assert not kept.is_complete
+    assert list(kept.kept) == [history]
+    assert (history in kept.erased_records, len(list(Path(history).iterdir()))) == (False, 2)
+    assert {Path(path).parent for path in files_with(tmp_path, KEY)} == {Path(history)}
+    assert forgotten(tmp_path).is_complete
+    assert forgotten(tmp_path, keep_history=True).is_complete, "there is none to keep"
+
+
+def test_records_that_come_while_it_looks_again_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a leader that had still to write them."""
+    directory = make_job(tmp_path)
+
+    def late(paths: JobPaths) -> Any:
+        count = yield from erase_history(paths)
+        yield PutIfAbsent(paths.history(1, 3), KEY.encode())
+        return count
+
+    monkeypatch.setattr(forgetting, "erase_history", late)
+    found = forgotten(tmp_path)
+    assert (found.is_complete, found.kept) == (False, {f"{directory}/{JOB}/history": "it was written meanwhile: do it again"})
+    monkeypatch.undo()
+    assert forgotten(tmp_path).is_complete
+    assert files_with(tmp_path, KEY) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_quoted"), [(f"KeyError: {KEY!r}", True), (f"no {KEY}", True), (f"x{KEY}y", False), ("Fault: else", False)]
+)
+def test_the_text_of_the_failure_that_ended_the_job_is_looked_at(tmp_path: Path, cause: str, is_quoted: bool) -> None:
+    path = make_job(tmp_path) / JobPaths(JOB).result(1)
+    path.write_bytes(encode_record(ResultRecord(1, "FAILED", 1, "n", 7, 7, cause=cause)))
+    found = forgotten(tmp_path)
+    assert (found.is_complete, list(found.kept)) == (not is_quoted, [str(path)] if is_quoted else [])
+    assert KEY not in msgspec.json.encode(found).decode()
+
+
+def test_a_clean_savepoint_with_a_label_that_quoted_the_key_goes(tmp_path: Path) -> None:
+    storage = RoutedStorage(LocalStorage(make_job(tmp_path)))
+    clean = str(tmp_path / "savepoints" / "savepoint-5")
+    run_flow(add_label(JobPaths(JOB), 5, KEY, Mark("n", 1)), storage)
+    found = forgotten(tmp_path)
+    assert (found.is_complete, found.kept) == (False, {clean: "a label that quotes the key keeps it"})
+    run_flow(remove_label(JobPaths(JOB), KEY, Mark("n", 2), 5), storage)
+    assert clean in forgotten(tmp_path).deleted
+    assert files_with(tmp_path, KEY) == []
 
 
 # ------------------------------------------------------------------------------------------------------- crash points
