@@ -248,6 +248,8 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
     """Newest checkpoint whose completion the subtask was told of with the next number; absent before one."""
     notified_after_ms: _Millis | msgspec.UnsetType = msgspec.UNSET
     """From that checkpoint's trigger, by the coordinator's clock, to when it was told, by the worker's."""
+    stalled_duration_ms: _Millis | msgspec.UnsetType = msgspec.UNSET
+    """Of the asynchronous part: RocksDB had no room for what was to be written; absent where nothing waited for it."""
 
 
 # ---------------------------------------------------------------------------------------------- worker -> coordinator

@@ -172,6 +172,8 @@ class SubtaskCheckpointView(msgspec.Struct, frozen=True):
     """Of `async_ms`: in operations of storage; -1 if its worker does not tell."""
     new_files: int = -1
     """Files with the new bytes; -1 if its worker does not tell."""
+    stalled_ms: int = 0
+    """Of `async_ms`: RocksDB had no room for what was to be written."""
 
     @property
     def acknowledged(self) -> bool:
@@ -390,6 +392,8 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     subtasks_beyond: int = 0
     """Subtasks that told such numbers, beyond SUBTASKS_SHOWN_MAX."""
     drill: DrillMark = DrillMark()
+    branch_of: str = ""
+    """Name of the job that it is a branch of; empty: it is none."""
 
 
 class SeriesView(msgspec.Struct, frozen=True):

@@ -49,6 +49,10 @@ class SnapshotTarget(msgspec.Struct, frozen=True):
 class PendingSnapshot(Protocol):
     """The asynchronous part of one snapshot: holds a frozen view that the loop thread no longer changes."""
 
+    @property
+    def stalled_s(self) -> float:
+        """Once the flow has ended: how long it waited for room in the database of the live state, s. 0 where there is none."""
+
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         """Encode the frozen view and write it. Runs once, on a pool thread."""
 

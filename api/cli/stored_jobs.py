@@ -23,6 +23,7 @@ from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.history.store import read_history
 from holdfast.coordinator.ownership.cost import measure_cost
 from holdfast.coordinator.ownership.labels import LabelView, Mark, add_label, read_labels, remove_label
+from holdfast.coordinator.restore.branches import parent_of
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths
@@ -171,6 +172,7 @@ def _totals(job: RecordedJob) -> dict[str, Any]:
         "restart_strategy": record.graph.config.restart.describe(),
         "restarts_at": -1,
         "backpressure": None,
+        "branch_of": parent_of(record.submission),
         **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals)),
     }
 

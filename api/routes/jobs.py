@@ -84,6 +84,9 @@ def _check_job(request: Request, submission: Submission) -> None:
     job_id = identify_job(submission)
     confine(caller, Access.OPERATE, job_id)
     named = submission.restore
+    if named is not None and not is_path(named) and submission.branch is not msgspec.UNSET:  # a snapshot of the parent
+        text = f"the token is for job {job_id} alone, and {named!r} is a snapshot of the job that this is a branch of"
+        raise AccessDeniedError(text, role=caller.role.value, needed=Access.OPERATE.value, job=job_id)
     if named is not None and is_path(named):
         own = SnapshotDirectories((f"{request.app.state.settings.location.rstrip('/')}/{job_id}",))
         try:
@@ -167,6 +170,8 @@ class JobNumbers(schemas.Record):
     """In a line, with its limits."""
     restarts_at: int
     """End of the pause before the next attempt, ms since the epoch; -1 unless the job is RESTARTING."""
+    branch_of: str
+    """Name of the job that it is a branch of; empty: it is none."""
     backpressure: Level | None = None
     """Level of its worst running subtask; null if none has told."""
     as_of_ms: int
@@ -187,6 +192,7 @@ def totals(service: Service) -> Totals:
                 restarts=job.restarts,
                 restart_strategy=job.graph.config.restart.describe(),
                 restarts_at=job.restarts_at_ms,
+                branch_of=job.branch_of,
                 backpressure=worst_level(job.subtasks),
                 as_of_ms=job.as_of_ms,
                 **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),

@@ -132,6 +132,7 @@ def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMet
     work_ms = metrics.sync_duration_ms + metrics.async_duration_ms
     overlaps = metrics.unaligned is True
     spent_ms = max(metrics.alignment_duration_ms, work_ms) if overlaps else metrics.alignment_duration_ms + work_ms
+    stalled_ms = 0 if metrics.stalled_duration_ms is UNSET else metrics.stalled_duration_ms
     return SubtaskCheckpointView(
         subtask=task.subtask,
         ack_ms=at_ms,
@@ -147,6 +148,7 @@ def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMet
         unaligned=metrics.unaligned is True,
         store_ms=-1 if metrics.store_duration_ms is UNSET else round(metrics.store_duration_ms),
         new_files=-1 if metrics.new_files is UNSET else metrics.new_files,
+        stalled_ms=round(min(stalled_ms, metrics.async_duration_ms)),
     )
 
 

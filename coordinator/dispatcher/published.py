@@ -239,6 +239,7 @@ def _numbers(master: JobMaster, totals: Totals, wall_ms: int) -> JobNumbersView:
         subtasks=lifecycle.execution.timeliness(SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else (),
         as_of_ms=wall_ms,
         subtasks_beyond=max(0, lifecycle.execution.timed_count - SUBTASKS_SHOWN_MAX) if lifecycle.execution is not None else 0,
+        branch_of=master.setup.branch_of,
     )
 
 

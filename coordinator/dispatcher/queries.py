@@ -21,6 +21,7 @@ from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.series import METRICS, RESOLUTIONS_MS, CapturedSeries
+from holdfast.coordinator.restore.branches import parent_of
 from holdfast.coordinator.views import (
     CheckpointConfigView,
     CheckpointCounts,
@@ -61,6 +62,7 @@ def view_recorded_numbers(job: RecordedJob) -> JobNumbersView:
         graph=record.graph,
         totals=result.totals,
         reached=result.totals,
+        branch_of=parent_of(record.submission),
     )
 
 

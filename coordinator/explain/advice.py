@@ -9,11 +9,14 @@ from holdfast.barriers.tunable import TUNABLE, SettingValue, apply_settings
 from holdfast.coordinator.explain.facts import Facts
 from holdfast.coordinator.explain.records import CauseKind, SettingChange
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.settings import RocksDBConfig
 
 _MIB = 1024 * 1024
 DEFAULT_INTERVAL_MS = 10_000
 PACK_BYTES_MAX = 8 * _MIB
 MEMORY_SNAPSHOT_BYTES_MAX = 2**31
+WRITE_BUFFER_BYTES_MAX, WRITE_BUFFERS_BYTES_MAX = 512 * _MIB, 8 * 1024 * _MIB
+"""Larger memtables are not recommended: a worker has them in memory, and a checkpoint waits for one to be written."""
 TIME_MS_MAX = 24 * 3_600_000
 """Beyond a day no interval or timeout is recommended."""
 
@@ -33,6 +36,8 @@ def advise(facts: Facts, kind: CauseKind, *, vertex_id: str = "", duration_ms: i
         return _for_writes(facts, duration_ms)
     config = facts.config
     match kind:
+        case CauseKind.STORE_STALLED:
+            return _for_stalls(config.rocksdb or RocksDBConfig())
         case CauseKind.SMALL_FILES if config.pack_threshold < PACK_BYTES_MAX:
             new = min(PACK_BYTES_MAX, max(_MIB, 4 * config.pack_threshold))
             return _change(facts, "pack_threshold", new, "small tables share files, and there are fewer of them to write")
@@ -90,6 +95,20 @@ def _for_writes(facts: Facts, duration_ms: int) -> SettingChange | None:
         new = min(TIME_MS_MAX, -(-2 * duration_ms // 1_000) * 1_000)
         if new > interval_ms and not facts.situation.is_processing_backlog:
             return _change(facts, "checkpoint_interval_ms", new, "a checkpoint takes more than half of the interval")
+    return None
+
+
+def _for_stalls(rocksdb: RocksDBConfig) -> SettingChange | None:
+    """Writes that wait for background work: larger memtables, which are flushed less often and leave fewer sorted runs to merge;
+    else more room for all memtables of a worker, which bounds each of them."""
+    old, shared = rocksdb.write_buffer_bytes, rocksdb.write_buffers_bytes_max
+    new = min(2 * old, shared, WRITE_BUFFER_BYTES_MAX)
+    if new > old:
+        why = "larger memtables are flushed less often, and leave fewer sorted runs to merge"
+        return SettingChange("rocksdb_write_buffer_bytes", old, new, why)
+    if shared < WRITE_BUFFERS_BYTES_MAX:
+        why = "all memtables of a worker share this, and are flushed early beyond it"
+        return SettingChange("rocksdb_write_buffers_bytes_max", shared, min(2 * shared, WRITE_BUFFERS_BYTES_MAX), why)
     return None
 
 

@@ -133,6 +133,7 @@ class CauseKind(StrEnum):
     SLOW_STORE = "slow_store_of_one"
     SMALL_FILES = "small_files"
     BASE_REWRITE = "base_rewrite"
+    STORE_STALLED = "rocksdb_stalled"
     MORE_STATE = "more_state"
     STATE_SKEW = "state_skew"
     SLOW_ACKNOWLEDGE = "slow_acknowledge"

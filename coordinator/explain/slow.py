@@ -183,6 +183,8 @@ def _work(facts: Facts, checkpoint: CheckpointView, slow: _Acked, phase: Phase, 
         return chain.add(
             Cause(CauseKind.SLOW_ACKNOWLEDGE, text + "the worker's loop, the network or the coordinator is slow", place)
         )
+    if phase is Phase.ENCODE and slow.view.stalled_ms > MOST * max(0, slow.view.encode_ms):
+        return chain.add(_stalled(facts, checkpoint, slow))
     found = _of_state(facts, checkpoint, slow) or _of_host(facts, checkpoint, slow, phase)
     if found is not None:
         return chain.add(found)
@@ -193,6 +195,16 @@ def _work(facts: Facts, checkpoint: CheckpointView, slow: _Acked, phase: Phase, 
         text = f"{place} encoded its state for {time_text(max(0, slow.view.encode_ms))}: "
         return chain.add(Cause(CauseKind.SLOW_ENCODE, text + "its host has too few CPUs, or its threads were busy", place))
     return chain.add(_of_storage(facts, checkpoint, slow))
+
+
+def _stalled(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause:
+    """Whatever else is amiss with the subtask, its time went by in front of a database that took no writes."""
+    place, stalled = facts.place(slow.vertex_id, slow.view.subtask), slow.view.stalled_ms
+    acked = [each for subtasks in facts.acked(checkpoint).values() for each in subtasks]
+    others = sum(each.stalled_ms > MOST * stalled for each in acked) - 1
+    beside = f", and that of {others} other subtasks as long" if others > 0 else ""
+    text = f"RocksDB of {place} had no room for {time_text(stalled)} while its flushes and compactions caught up{beside}"
+    return Cause(CauseKind.STORE_STALLED, text, place)
 
 
 def _of_state(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause | None:

@@ -106,6 +106,8 @@ class JobSetup(msgspec.Struct, frozen=True):
     """Settings that hold, where a user has changed some since the submission; None: those of the graph."""
     last_config: int = 0
     """Highest number of a ConfigRecord of the job, 0 for none."""
+    branch_of: str = ""
+    """Name of the job that it is a branch of; empty: it is none."""
 
     @property
     def config_in_force(self) -> JobConfig:

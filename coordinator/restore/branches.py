@@ -1,4 +1,5 @@
-"""CORE: what a submission must be that starts a branch: another job beside the one of its savepoint, with output elsewhere.
+"""What a submission must be that starts a branch: another job beside the one of its savepoint, with output elsewhere. Pure, but for
+the flow that finds a savepoint by the parent's own words for it.
 
 A branch is a job like any other, with an id of its own from its name `<parent>@<branch>`. It starts from a savepoint, which no job
 deletes; its first checkpoint is full and shares nothing with it (NO_CLAIM), so the parent is unharmed whatever becomes of it."""
@@ -11,8 +12,13 @@ import msgspec
 
 from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, Submission
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.statebackends.errors import InvalidConfigError, JobExistsError, RestoreError
+from holdfast.coordinator.ha.records import derive_job_id
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.resolve import LATEST_READABLE, is_path, resolve_snapshot
+from holdfast.statebackends.errors import InvalidConfigError, JobExistsError, NotFoundError, RestoreError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
+from holdfast.statebackends.storage.port import Flow
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -20,6 +26,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def branch_of(submission: Submission) -> str:
     """The branch that a submission is of; empty: it is none."""
     return "" if submission.branch is msgspec.UNSET else submission.branch
+
+
+def parent_of(submission: Submission) -> str:
+    """Name of the job that a submission is a branch of; empty: it is no branch."""
+    branch = branch_of(submission)
+    return submission.graph.name.removesuffix(f"{BRANCH_MARK}{branch}") if branch else ""
 
 
 def check_branch(job: RecordedJob, submission: Submission) -> None:
@@ -36,7 +48,7 @@ def check_branch(job: RecordedJob, submission: Submission) -> None:
         raise InvalidConfigError("branch= excludes job_id=, fresh=True and claim_mode=CLAIM", setting="branch")
     newest = job.newest_submission
     if newest is None and submission.restore is None:
-        message = f"branch {branch!r} does not exist: begin it with restore= and the path of a savepoint"
+        message = f"branch {branch!r} does not exist: begin it with restore= and a savepoint of its parent"
         raise InvalidConfigError(message, setting="restore")
     if newest is not None and submission.restore is not None:
         state = job.result.state if job.result is not None else "UNKNOWN"
@@ -49,7 +61,7 @@ def check_branch_base(submission: Submission, metadata: SnapshotMetadata, folder
     branch = branch_of(submission)
     if not branch or submission.restore is None:
         return None
-    parent = submission.graph.name.removesuffix(f"{BRANCH_MARK}{branch}")
+    parent = parent_of(submission)
     if metadata.job_name != parent:
         message = f"{folder} is a snapshot of job {metadata.job_name!r}, and the branch is one of {parent!r}"
         return RestoreError(message, path=folder)
@@ -59,3 +71,30 @@ def check_branch_base(submission: Submission, metadata: SnapshotMetadata, folder
             path=folder,
         )
     return None
+
+
+def locate_branch_base(submission: Submission) -> Flow[Submission]:
+    """The submission with the path of the savepoint that `restore` names by `latest`, an id or a label of the branch's parent; any
+    other one as it is. The parent is the job of its name.
+
+    Raises RestoreError where it names a checkpoint, or nothing; NotFoundError, InvalidConfigError, CorruptStateError."""
+    restore, parent = submission.restore, parent_of(submission)
+    if not parent or restore is None or is_path(restore):
+        return submission
+    if restore == LATEST_READABLE:
+        message = f"a branch begins with a savepoint, and restore={restore!r} looks for a checkpoint: name one, or give its path"
+        raise InvalidConfigError(message, setting="restore")
+    job = yield from read_job(JobPaths(derive_job_id(parent)))
+    if not job.exists:
+        message = f"there is no job {parent!r} whose {restore!r} the branch could begin with: give the path of a savepoint"
+        raise NotFoundError(message, job=job.job_id)
+    graph = msgspec.structs.replace(submission.graph, name=parent)
+    base = (yield from resolve_snapshot(job, msgspec.structs.replace(submission, graph=graph, branch=msgspec.UNSET))).base
+    assert base is not None  # it was named
+    if not base.kind.is_savepoint:
+        raise RestoreError(
+            f"restore={restore!r} is checkpoint {base.checkpoint_id} of job {parent!r}, which deletes it as it goes on: "
+            "begin a branch with a savepoint (holdfast savepoint)",
+            job_id=job.job_id,
+        )
+    return msgspec.structs.replace(submission, restore=base.folder)

@@ -30,7 +30,7 @@ from holdfast.coordinator.ha.store import read_optional
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.stopping import derive_cut_off_stops
 from holdfast.coordinator.ownership.claims import check_name, check_owner, check_returnable, derive_releases, find_owner, job_folder
-from holdfast.coordinator.restore.branches import check_branch, check_branch_base
+from holdfast.coordinator.restore.branches import check_branch, check_branch_base, locate_branch_base, parent_of
 from holdfast.coordinator.restore.compatibility import CompatibilityResult, check_compatibility, find_sinks
 from holdfast.coordinator.restore.in_flight import give_up_in_flight
 from holdfast.coordinator.restore.preflight import (
@@ -143,6 +143,7 @@ def check_submission(
     or its `_metadata` can't be read."""
     _check_restore(submission)
     check_branch(job, submission)
+    submission = yield from locate_branch_base(submission)
     try:
         resolved = yield from resolve_snapshot(job, submission)
     except CorruptStateError as error:
@@ -325,6 +326,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         progressed=attempt is not None and _has_progressed(job, attempt.attempt),
         config=derive_config(job, record),
         last_config=job.last_config,
+        branch_of=parent_of(record.submission),
     )
 
 

@@ -229,8 +229,9 @@ class Environment:
         `sinks`: "keep" refuses a sink that writes elsewhere than before; "fork" begins a new log there; "abandon" does so, too,
         where this leaves staged rows that are never committed.
         `without_channel_state`: id of the snapshot whose in-flight records are lost, all of them; another snapshot is refused.
-        `branch`: run as a job of its own beside this one, named `<name>@<branch>`, from a savepoint of this one (`restore`), or go
-        on with the branch (without `restore`). Its file sinks write below `branch_output`; sinks elsewhere are refused.
+        `branch`: run as a job of its own beside this one, named `<name>@<branch>`, from a savepoint of this one (`restore`: its
+        path, or its id, `label:NAME` or `latest` as of this job), or go on with the branch (without `restore`). Its file
+        sinks write below `branch_output`; sinks elsewhere are refused.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             is_kept = branch is not None and sink_mode_of(sinks) is SinkMode.KEEP and restore is not None

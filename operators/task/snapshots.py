@@ -389,6 +389,7 @@ class SubtaskCheckpointCoordinator:
         self._running.pop(running.checkpoint_id, None)
         persisted = sum(channel.part.length for channel in channels)
         async_ms = max(0.0, (self._clock.seconds() - running.began_s) * 1000)
+        stalled_s = sum(part.keyed.stalled_s for part in running.parts if part.keyed is not None)
         metrics = CheckpointMetrics(
             alignment_duration_ms=running.alignment.alignment_duration_ms,
             start_delay_ms=running.alignment.start_delay_ms,
@@ -404,6 +405,7 @@ class SubtaskCheckpointCoordinator:
             new_files=_count_files(states.values(), channels),
             notified_checkpoint=msgspec.UNSET if self._notified is None else self._notified[0],
             notified_after_ms=msgspec.UNSET if self._notified is None else self._notified[1],
+            stalled_duration_ms=min(async_ms, stalled_s * 1000) if stalled_s > 0 else msgspec.UNSET,
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))

@@ -246,6 +246,7 @@ class RocksSnapshot:
         self._stored = stored
         self._chains = chains
         self._released = False
+        self.stalled_s = 0.0
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         try:
@@ -271,10 +272,12 @@ class RocksSnapshot:
         self._write_buffer.retire()
 
     def _flush(self) -> None:
+        stalled_s = self._write_buffer.store.stalled_s
         try:
             self._write_buffer.flush(self._buffer)
         except StateValueError as error:
             raise self._rows.named(error, error.fields["state"]) from error
+        self.stalled_s = self._write_buffer.store.stalled_s - stalled_s
 
     def _files(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         stored = self._stored if target.shared_prefix else None

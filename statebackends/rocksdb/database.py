@@ -127,6 +127,8 @@ class RocksStore:
         self._without_wal.no_slowdown = True
         self._closed = self._refusing = False
         self._is_read_only = read_only
+        self.stalled_s = 0.0
+        """Time that writes and flushes have waited for room in the database, s; it only grows."""
         self._refusal: StorageUnavailableError | None = None
         """Failure of the database's background work, raised by every later write; None: none failed."""
 
@@ -246,7 +248,9 @@ class RocksStore:
                     message = f"{self.folder}: its background work has failed"
                     self._refusal = StorageUnavailableError(message, path=self.folder)
                     self.check()
+                began = time.monotonic()
                 time.sleep(STALL_S)
+                self.stalled_s += time.monotonic() - began
 
     def rows(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of the rows that start with `prefix`, ascending; from behind the row key `after` if given.
@@ -294,12 +298,23 @@ class RocksStore:
     def link_copy(self, folder: str) -> list[str]:
         """Flush, then hard-link the database into a new folder; returns its file names, sorted. Raises StorageUnavailableError."""
         with self._storing(folder):
-            self._db.flush()
+            self._flush()
             self._end_loading()
             if not self._compaction.in_background and self._is_crowded():
                 self._db.compact_range(None, None)
             Checkpoint(self._db).create_checkpoint(folder)
             return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+
+    def _flush(self) -> None:
+        """Flush; a flush itself waits while RocksDB slows writes down or has stopped them, until its background work has caught
+        up."""
+        is_stalled, began = self._is_stalled(), time.monotonic()
+        self._db.flush()
+        if is_stalled:
+            self.stalled_s += time.monotonic() - began
+
+    def _is_stalled(self) -> bool:
+        return self._number("is-write-stopped") > 0 or self._number("actual-delayed-write-rate") > 0
 
     def flush_ahead(self) -> None:
         """Start to flush a memtable that is an eighth full, so that the next copy finds little in it.

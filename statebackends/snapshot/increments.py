@@ -308,6 +308,8 @@ def _acknowledged(part: FileHandle | InlineHandle, theirs: set[tuple[str, int | 
 class TablesSnapshot:
     """Implements `backend.PendingSnapshot` over sources of tables."""
 
+    stalled_s = 0.0
+
     def __init__(
         self, sources: Sequence[ChangingSource], key_groups: KeyGroupRange, chains: ChainsByCheckpoint | None = None
     ) -> None:

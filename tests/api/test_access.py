@@ -237,6 +237,16 @@ def test_a_confined_operator_restores_what_is_in_the_folder_of_its_job(service: 
         assert status(service, "POST", "/v1/preflight", token, body) == (200 if answer == 202 else 403), restore
 
 
+def test_a_confined_operator_begins_no_branch_with_a_snapshot_of_its_parent(service: Served) -> None:
+    """The token is for the branch, and the parent is another job."""
+    graph = msgspec.to_builtins(make_graph(f"{NAME}@trial"))
+    token = issue(service, "operator", job=f"{NAME}@trial")["token"]
+    for restore, answer in ((None, 202), ("latest", 403), ("7", 403), ("label:x", 403)):
+        body = msgspec.json.encode({"graph": graph, "restore": restore, "branch": "trial"})
+        assert status(service, "POST", "/v1/jobs", token, body) == answer, restore
+        assert status(service, "POST", "/v1/preflight", token, body) == (200 if answer == 202 else 403), restore
+
+
 def test_list_and_revoke(service: Served) -> None:
     kept, gone = issue(service, "viewer", name="grafana"), issue(service, "operator", name="ci", expires_in_ms=60_000)
     listed = service.json("GET", "/v1/tokens")["tokens"]

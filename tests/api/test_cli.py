@@ -63,7 +63,7 @@ def test_jobs_as_json(flags: list[str]) -> None:
     assert (job["jid"], job["state"]) == (JOB, "RUNNING")
     counted = {"records_in": 1_200, "records_out": 0, "late_dropped": 3, "rows_skipped": 5}
     restarts = {"restarts": 1, "restart_strategy": RestartStrategy().describe(), "restarts_at": -1}
-    assert job["totals"] == {"jid": JOB, **counted, **restarts, "backpressure": "high", "as_of_ms": -1}
+    assert job["totals"] == {"jid": JOB, **counted, **restarts, "backpressure": "high", "as_of_ms": -1, "branch_of": ""}
 
 
 def test_a_job_in_a_pause_shows_when_and_how_it_restarts(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

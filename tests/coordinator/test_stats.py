@@ -174,7 +174,8 @@ def test_the_phases_of_a_checkpoint_are_kept_beside_those_before_it() -> None:
     stats = CheckpointStats()
     stats.triggered(7, CheckpointRequest(), TASKS, 1_000)
     first = {"start_delay_ms": 5, "alignment_duration_ms": 10, "sync_duration_ms": 20, "async_duration_ms": 100}
-    acknowledge(stats, 7, 0, 1_150, **first, store_duration_ms=80, checkpointed_size=4_000, state_size=9_000, new_files=3)
+    acknowledge(stats, 7, 0, 1_150, **first, store_duration_ms=80, checkpointed_size=4_000, state_size=9_000, new_files=3,
+                stalled_duration_ms=15.4)  # fmt: skip
     acknowledge(stats, 7, 1, 1_040, start_delay_ms=30, sync_duration_ms=1, async_duration_ms=2)
     stats.completed(7, "job/chk-7", 1_190)
     view = stats.checkpoint(7)
@@ -182,6 +183,7 @@ def test_the_phases_of_a_checkpoint_are_kept_beside_those_before_it() -> None:
     slow, old = view.vertices["V"].subtasks
     assert (slow.store_ms, slow.encode_ms, slow.acknowledge_ms, slow.new_files) == (80, 20, 15, 3)
     assert (old.store_ms, old.encode_ms, old.new_files) == (-1, -1, -1), "its worker does not tell"
+    assert (slow.stalled_ms, old.stalled_ms) == (15, 0)
     assert (view.decide_ms, view.notify_ms) == (40, -1)
     (phases,) = stats.view().recent
     assert phases == views.CheckpointPhases(7, 190, 30, 10, 20, 20, 80, 15, 40, -1, 4_000, 9_000, 50_000, 3)

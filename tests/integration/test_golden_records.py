@@ -94,6 +94,10 @@ INCREMENT = OperatorSubtaskState(
     )
 )
 INCREMENT_ACK = AcknowledgeCheckpoint(3, 7, "a" * 32, 1, {"u": INCREMENT}, CheckpointMetrics(1.5, 2.5, 0.5, 9.0, 10, 28, 62))
+PHASES = CheckpointMetrics(
+    1.5, 2.5, 0.5, 9.0, 10, 28, 62, store_duration_ms=3.5, new_files=4, notified_checkpoint=6, notified_after_ms=40.0,
+    stalled_duration_ms=5.0,
+)  # fmt: skip
 DECLINE = DeclineCheckpoint(3, 8, "a" * 32, 0, FailureReason.ASYNC_EXCEPTION, "disk full")
 STATUS = SubtaskStatus(3, "a" * 32, 1, TaskState.FAILED, False, "E: x", "trace", 99)
 STAGED = StagedFile("part-1.parquet", 5)
@@ -105,6 +109,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "registered": Registered(1, "s", 3, None, 6, (7,), 2000, 50000, (AckStatus.SUCCESS,), 0),
     "acks": AckBatch(1, 0, "s", (ACK, DECLINE)),
     "increment": AckBatch(1, 0, "s", (INCREMENT_ACK,)),
+    "phases": PHASES,
     "answers": AckAnswers(1, (AckStatus.DUPLICATE, AckStatus.UNKNOWN, AckStatus.DISCARDED)),
     "states": StatusBatch(1, 0, "s", (STATUS,)),
     "backlog": StatusBatch(1, 0, "s", (SubtaskStatus(3, "a" * 32, 1, TaskState.RUNNING, changed_ms=99, backlog=1),)),

@@ -227,6 +227,7 @@ class Keyed:
 @dataclass
 class PendingKeyed:
     backend: Keyed
+    stalled_s: float = 0.0
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         self.backend.inline_thresholds.append(target.inline_threshold)

@@ -22,7 +22,7 @@ from holdfast.operators.base import Operator
 from holdfast.operators.task.snapshots import _StoreTime
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.statebackends.storage.port import ReadFile, WriteFile
-from tests.operators.runtime import Bench, DictStorage, ListSource, ManualClock, Recording
+from tests.operators.runtime import Bench, DictStorage, ListSource, ManualClock, PendingKeyed, Recording
 
 
 class SlowStorage(DictStorage):
@@ -65,6 +65,18 @@ def test_the_asynchronous_part_is_told_with_its_time_in_storage() -> None:
     assert metrics.new_files == 1, "the rest of what it wrote is inline in its handles"
 
 
+@pytest.mark.parametrize("stalled_s", [0.0, 0.005, 3_600.0])
+def test_time_that_state_waited_for_room_is_told_up_to_that_of_the_asynchronous_part(
+    monkeypatch: pytest.MonkeyPatch, stalled_s: float
+) -> None:
+    made = bench()
+    monkeypatch.setattr(PendingKeyed, "stalled_s", stalled_s)
+    monkeypatch.setattr(PendingKeyed, "__init__", lambda self, backend: setattr(self, "backend", backend))
+    metrics = take(made, 1)
+    told = pytest.approx(min(stalled_s * 1000, metrics.async_duration_ms)) if stalled_s else UNSET
+    assert metrics.stalled_duration_ms == told
+
+
 def test_when_a_subtask_was_told_is_told_with_its_next_acknowledgement() -> None:
     made = bench()
     assert take(made, 1).notified_checkpoint is UNSET
@@ -89,7 +101,9 @@ def test_acknowledgements_of_older_workers_are_understood_and_those_of_newer_one
     old = b'{"alignment_duration_ms":0,"start_delay_ms":1,"sync_duration_ms":2,"async_duration_ms":3}'
     metrics = codec.decode(old, CheckpointMetrics)
     assert (metrics.store_duration_ms, metrics.new_files, metrics.notified_checkpoint) == (UNSET, UNSET, UNSET)
+    assert metrics.stalled_duration_ms is UNSET
     assert b"store_duration_ms" not in codec.encode(metrics)
+    assert b"stalled" not in codec.encode(metrics)
     later = codec.decode(old[:-1] + b',"a_number_of_a_later_version":4}', CheckpointMetrics)
     assert later == metrics, "a coordinator passes over what it does not know"
 

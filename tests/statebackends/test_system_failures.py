@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.local_recovery.storage import KeepingStorage
+from holdfast.statebackends.rocksdb.backend import RocksSnapshot
 from holdfast.statebackends.rocksdb.database import RocksStore
+from holdfast.statebackends.rocksdb.write_buffer import WriteBuffer, WriteBufferLimits
 from holdfast.statebackends.snapshot.table_file import decode_keyed_table
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -264,6 +267,63 @@ def test_background_work_that_has_failed_ends_the_writes_though_a_flush_goes_thr
     store._db = real
     with pytest.raises(StorageUnavailableError, match="its background work has failed"):
         store.write(rows(1))
+    store.close()
+
+
+def test_the_time_that_writes_wait_for_room_is_counted_and_no_other(tmp_path: Path) -> None:
+    store = RocksStore(str(tmp_path / "db"), write_buffer_bytes=1 << 16, block_cache_bytes=1 << 20)
+    store.write(rows(10))
+    store.link_copy(str(tmp_path / "first"))
+    assert store.stalled_s == 0
+    deadline = time.monotonic() + 30
+    while store.stalled_s == 0 and time.monotonic() < deadline:
+        store.write(rows(4_000))  # a memtable has room for seventy
+    assert 0 < store.stalled_s < 30
+    store.close()
+
+
+def test_a_snapshot_tells_the_waits_of_its_own_flush(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "db")
+    store.stalled_s = 1.0
+    buffer = WriteBuffer(store, lambda keys: [], WriteBufferLimits(1, 1, 0))  # type: ignore[arg-type, return-value]
+    real, store.link_copy = store.link_copy, lambda folder: waited(folder)  # type: ignore[method-assign]
+
+    def waited(folder: str) -> list[str]:
+        store.stalled_s += 0.5
+        return real(folder)
+
+    frozen = buffer.freeze(str(tmp_path / "copy"))
+    snapshot = RocksSnapshot(None, [], KeyGroupRange(0, 1), buffer, frozen, [], None, None)  # type: ignore[arg-type]
+    assert snapshot.stalled_s == 0
+    snapshot._flush()
+    assert (snapshot.stalled_s, frozen.done) == (0.5, True)
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["is-write-stopped", "actual-delayed-write-rate"])
+def test_a_flush_counts_as_a_wait_while_writes_are_slowed_down_or_stopped(tmp_path: Path, name: str) -> None:
+    store = store_at(tmp_path / "db")
+    store.write(rows(10))
+    real = store._db
+
+    class Slowed:
+        def __getattr__(self, called: str) -> Any:
+            return getattr(real, called)
+
+        def flush(self) -> None:
+            time.sleep(0.002)
+            real.flush()
+
+        def property_int_value(self, asked: str) -> int:
+            return int(asked == f"rocksdb.{name}") or int(real.property_int_value(asked))
+
+    store._db = Slowed()
+    store._flush()
+    assert store.stalled_s >= 0.002
+    store._db = real
+    before = store.stalled_s
+    store._flush()
+    assert store.stalled_s == before
     store.close()
 
 

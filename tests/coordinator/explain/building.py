@@ -54,6 +54,7 @@ HEALTHY: Ack = {
     "size": 4 * MIB,
     "state": 40 * MIB,
     "files": 4,
+    "stalled": 0,
 }
 """Of each subtask, ms and bytes."""
 STORED = 13 * HEALTHY["size"]
@@ -215,6 +216,7 @@ class Built:
             start_delay_ms=ack["start"],
             store_ms=ack["store"] if told else -1,
             new_files=ack["files"] if told else -1,
+            stalled_ms=ack["stalled"],
         )
 
     def _checkpoint(self) -> CheckpointView:

@@ -12,6 +12,7 @@ from holdfast.barriers.messages import CheckpointKind, TaskState
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.records import CauseKind
 from holdfast.coordinator.views import ExceptionView, ScheduleView
+from holdfast.statebackends.settings import RocksDBConfig
 from tests.coordinator.explain.building import COMMITTER, HEALTHY, JOB, MIB, NOW, SINK, SOURCE, WINDOW, Built
 
 
@@ -300,6 +301,34 @@ def thousands_of_small_files(it: Built) -> None:
 @situation(CauseKind.SLOW_ENCODE, None, "subtask 1")
 def encoding_takes_long(it: Built) -> None:
     it.ack(WINDOW, [1], encode=4_000)
+
+
+@situation(CauseKind.STORE_STALLED, "!rocksdb_write_buffer_bytes=67108864", "count per carrier (uid counts) subtask 1")
+def rocksdb_has_no_room_in_one_subtask(it: Built) -> None:
+    it.ack(WINDOW, [1], encode=4_000, stalled=3_600)
+    it.ack(WINDOW, [0], encode=400, stalled=350)
+
+
+@situation(CauseKind.STORE_STALLED, "!rocksdb_write_buffer_bytes=2097152", "count per carrier")
+def rocksdb_has_no_room_for_much_more_state(it: Built) -> None:
+    it.tune(rocksdb=RocksDBConfig(write_buffer_bytes=MIB))
+    it.ack(WINDOW, encode=6_000, stalled=5_500, size=9 * HEALTHY["size"])
+
+
+@situation(CauseKind.STORE_STALLED, "!rocksdb_write_buffers_bytes_max=134217728", "count per carrier")
+def rocksdb_has_no_room_and_its_memtables_may_not_grow(it: Built) -> None:
+    it.tune(rocksdb=RocksDBConfig(write_buffer_bytes=64 * MIB, write_buffers_bytes_max=64 * MIB))
+    it.ack(WINDOW, encode=6_000, stalled=5_500)
+
+
+@situation(CauseKind.SLOW_ENCODE, None, "subtask 1")
+def rocksdb_waited_a_little_and_encoding_took_long(it: Built) -> None:
+    it.ack(WINDOW, [1], encode=4_000, stalled=500)
+
+
+@situation(CauseKind.USUAL)
+def healthy_though_rocksdb_waited(it: Built) -> None:
+    it.ack(WINDOW, encode=50, stalled=45)
 
 
 @situation(CauseKind.SLOW_ACKNOWLEDGE, None, "table")

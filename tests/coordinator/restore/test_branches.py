@@ -9,9 +9,18 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
+from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
-from holdfast.coordinator.ha.records import derive_job_id
+from holdfast.coordinator.ha.records import (
+    ClaimRecord,
+    LeaderRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    derive_job_id,
+    encode_record,
+)
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.labels import Mark, add_label
 from holdfast.coordinator.restore.plan import check_submission
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import HoldfastError
@@ -73,7 +82,9 @@ def test_the_same_branch_twice_is_refused_and_goes_on_without_restore() -> None:
         ({"job_id": JOB}, hf.InvalidConfigError, "branch= excludes job_id="),
         ({"claim_mode": ClaimMode.CLAIM}, hf.InvalidConfigError, "branch= excludes"),
         ({"restore": "/saved/nothing"}, hf.NotFoundError, "there is no snapshot at /saved/nothing"),
-        ({"restore": "latest"}, hf.RestoreError, "no completed checkpoint"),
+        ({"restore": "latest"}, hf.NotFoundError, "there is no job 'word count' whose 'latest'"),
+        ({"restore": "label:x"}, hf.NotFoundError, "there is no job 'word count' whose 'label:x'"),
+        ({"restore": "latest-readable"}, hf.InvalidConfigError, "looks for a checkpoint"),
     ],
 )
 def test_what_no_branch_can_be(asked: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -95,6 +106,70 @@ def test_a_snapshot_that_no_branch_begins_with(fields: dict[str, Any], message: 
     assert any(message in refusal.message for refusal in plan.report.refusals)
     with pytest.raises(HoldfastError, match=message):
         start(storage, submission())
+
+
+# ----------------------------------------------------------------------------------- by the parent's own words for it
+
+PARENT = JobPaths(derive_job_id("word count"))
+CHECKPOINT, STOP = CheckpointKind.CHECKPOINT, CheckpointKind.STOP_SAVEPOINT
+
+
+def parent_with(*kinds: CheckpointKind) -> DictStorage:
+    """A parent with a snapshot 7, 8, ... of each of these kinds."""
+    storage = DictStorage()
+    put = lambda path, record: storage.files.update({path: encode_record(record)})  # noqa: E731
+    put(PARENT.leader(1), LeaderRecord(1, "n"))
+    put(PARENT.submission(1), SubmissionRecord(1, 1, Submission(word_count(), job_id=PARENT.job_id), None, 1, "n"))
+    for number, kind in enumerate(kinds, 7):
+        folder = f"/saved/savepoint-{number}" if kind.is_savepoint else PARENT.checkpoint(number)
+        put(PARENT.claim(number), ClaimRecord(number, 1, 1, 1, kind, folder, "n"))
+        found = snapshot(*TWO.operators, checkpoint_id=number, kind=kind.value, job_id=PARENT.job_id)
+        storage.files[f"{folder}/_metadata"] = encode_metadata(found)
+        if kind.is_savepoint:
+            put(PARENT.decision(number), SavepointRecord(number, folder, kind, 1, 1, "n"))
+    return storage
+
+
+@pytest.mark.parametrize("restore", ["latest", "8", "label:x"])
+def test_a_savepoint_by_its_parent_s_word_for_it_is_as_one_by_its_path(restore: str) -> None:
+    storage = parent_with(CHECKPOINT, STOP)
+    run_flow(add_label(PARENT, 8, "x", Mark("n", 1)), storage)
+    before = dict(storage.files)
+    setup = start(storage, submission(restore=restore))
+    assert (setup.job_id, setup.branch_of) == (JOB, "word count")
+    assert (setup.base.folder, setup.base.explicit, setup.base.claim) == ("/saved/savepoint-8", True, "")
+    stored = run_flow(read_job(JobPaths(JOB)), storage).newest_submission
+    assert stored is not None
+    assert stored.submission.restore == "/saved/savepoint-8", "the word may mean another one later"
+    assert {path: content for path, content in storage.files.items() if not path.startswith(JOB)} == before
+
+
+@pytest.mark.parametrize(
+    ("restore", "error", "message"),
+    [
+        ("latest", hf.RestoreError, "restore='latest' is checkpoint 9 of job 'word count', which deletes it .* with a savepoint"),
+        ("7", hf.RestoreError, "restore='7' is checkpoint 7 of job 'word count'"),
+        ("label:x", hf.RestoreError, "restore='label:x' is checkpoint 7"),
+        ("label:y", hf.NotFoundError, "y"),
+        ("12", hf.NotFoundError, "has no completed checkpoint 12"),
+    ],
+)
+def test_a_word_that_names_no_savepoint_is_refused_and_nothing_is_written(
+    restore: str, error: type[Exception], message: str
+) -> None:
+    storage = parent_with(CHECKPOINT, CheckpointKind.SAVEPOINT, CHECKPOINT)
+    run_flow(add_label(PARENT, 7, "x", Mark("n", 1)), storage)
+    asked = submission(restore=restore)
+    with pytest.raises(error, match=message):
+        run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), asked), storage)
+    with pytest.raises(error, match=message):
+        start(storage, asked)
+    assert run_flow(read_job(JobPaths(JOB)), storage).submissions == {}
+
+
+def test_a_parent_without_any_snapshot_is_named_and_not_the_branch() -> None:
+    with pytest.raises(hf.RestoreError, match="job 'word count' has no completed checkpoint"):
+        start(parent_with(), submission(restore="latest"))
 
 
 # --------------------------------------------------------------------------------------------------- output elsewhere
