@@ -55,7 +55,8 @@ class Environment(BaseEnvironment):
     max_concurrent_checkpoints (1): checkpoints under way at a time.
     tolerable_failed_checkpoints (0): failures in a row that the job survives without a restart.
     retained_checkpoints (1): completed checkpoints that are kept.
-    retained_hourly (0), retained_daily (0): of so many of the newest hours and days, the newest checkpoint is kept, too.
+    retained_hourly (0): of so many of the newest hours, the newest checkpoint is kept, too.
+    retained_daily (0): the same of days.
     retained_within_ms (0): checkpoints of this time are kept, too.
     drill_interval_ms (None): how often every row of the newest checkpoint is read as a restore would; None: when asked.
     retain_on_finish (False): whether a job that FINISHED keeps them, too, to be restored.
@@ -64,6 +65,8 @@ class Environment(BaseEnvironment):
     unaligned_checkpoints (False): barriers overtake queued data, which the checkpoint stores.
     aligned_checkpoint_timeout_ms (0): how long such a checkpoint first tries to do without; 0: not at all.
     inflight_bytes_max (268435456): overtaken data of one subtask; more, and the checkpoint is declined.
+    master_hooks (()): names of entry points `holdfast.master_hooks` that take part in each checkpoint.
+    master_hook_timeout_ms (10000): how long one call of a master hook may take.
     state_backend ("memory"): "memory", "filesystem" or "rocksdb".
     incremental_checkpoints (True): store only changes since the checkpoint before, if the backend can.
     inline_threshold (20480): state smaller than this travels in the acknowledgement.

@@ -38,6 +38,7 @@ from benchmarks.restore import measure as measure_restore
 from benchmarks.row_windows import measure as measure_row_windows
 from benchmarks.row_windows import measure_timers
 from benchmarks.rowtable import measure as measure_row_table
+from benchmarks.service import measure as measure_service
 from benchmarks.simulation import measure as measure_simulation
 from benchmarks.tables import measure as measure_tables
 from benchmarks.takeover import measure as measure_takeover
@@ -325,6 +326,11 @@ def explain(bench: Bench, quick: bool) -> list[Row]:
     return measure_explain(quick=quick)
 
 
+def service(bench: Bench, quick: bool) -> list[Row]:
+    """A sidecar on one core: 10,000 subtasks of one job, 200 jobs, and what 20 dashboards cost."""
+    return measure_service(quick=quick)
+
+
 def takeover(bench: Bench, quick: bool) -> list[Row]:
     """kill -9 and SIGSTOP of the active one of two members: seconds until another leads the job, and the gap between records."""
     return summary_of_takeovers(measure_takeover(2 if quick else 20))
@@ -349,7 +355,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
     "views": views,
-    "explain": explain, "takeover": takeover,
+    "explain": explain, "takeover": takeover, "service": service,
 }  # fmt: skip
 
 

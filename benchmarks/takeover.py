@@ -38,8 +38,9 @@ Row = dict[str, Any]
 ONE_HOST, TWO_HOSTS, S3 = "one host", "two hosts", "S3"
 AIMS_S = {ONE_HOST: 1.0, TWO_HOSTS: 4.0, S3: 12.0}
 """99 of 100 kills: seconds until the job is led again."""
-AIM_STOPPED_S = {ONE_HOST: 10.0, TWO_HOSTS: 10.0, S3: 10.0 + 7.0}
-"""SIGSTOP. On S3 the sign of life alone stands still for 10 s before anybody probes."""
+AIM_STOPPED_S = 10.0
+"""SIGSTOP, in each place. On S3 it can't be met with the default of `takeover_after_ms`: a sign of life stands still for 10 s
+before anybody probes."""
 AIM_GAP_S = 0.2
 RECORDS_PER_SECOND = 2_000
 RECORDS = 1 << 40
@@ -237,7 +238,7 @@ def summary(rows: list[Row]) -> list[Row]:
         led = sorted(row["led_s"] for row in each)
         p99 = led[min(len(led) - 1, int(0.99 * len(led)))]
         gap = max(row["gap_s"] for row in each)
-        aim = (AIMS_S if event == "kill -9" else AIM_STOPPED_S)[place]
+        aim = AIMS_S[place] if event == "kill -9" else AIM_STOPPED_S
         meets = p99 <= aim and gap <= AIM_GAP_S and all(row["same_attempt"] for row in each)
         table.append(
             {"workload": "takeover", "place": place, "event": event, "times": len(each), "led_p50_s": led[len(led) // 2],

@@ -25,7 +25,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
 from holdfast.coordinator.dispatcher.questions import Question
-from holdfast.coordinator.drills.records import DrillView
+from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
@@ -257,6 +257,10 @@ class Coordinator(Protocol):
 
     def drills(self, job_id: str) -> tuple[DrillView, ...]:
         """Drills of a job's snapshots, newest first."""
+
+    def note_verified(self, job_id: str, location: str, found: Verification) -> None:
+        """Remember that the files of a snapshot were checked, until this process ends; nothing if it is none of the job's. It reads
+        the snapshot's record. Raises HoldfastError as storage does."""
 
     def cost(self, job_id: str) -> Cost:
         """What the files of a job take, without money, from its directory: of any job there, whoever leads it."""

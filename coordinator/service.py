@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -36,9 +38,10 @@ from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.recollection import Recollection
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
-from holdfast.coordinator.drills.records import DrillView
+from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -128,7 +131,8 @@ class CoordinatorService:
             lambda: f"{self._rng.getrandbits(128):032x}",
             seconds_max=config.drill_timeout_ms / 1000,
         )
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills.known)
+        recollection = Recollection(self._storage)
+        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills, recollection)
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -367,7 +371,7 @@ class CoordinatorService:
         return self._queries.jobs()
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
-        return self._queries.numbers()
+        return tuple(replace(view, drill=self._drills.mark(view.overview.job_id)) for view in self._queries.numbers())
 
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
@@ -406,6 +410,9 @@ class CoordinatorService:
 
     def drills(self, job_id: str) -> tuple[DrillView, ...]:
         return self._drills.drills(job_id)
+
+    def note_verified(self, job_id: str, location: str, found: Verification) -> None:
+        self._drills.note_verified(job_id, location, found)
 
     def cost(self, job_id: str) -> Cost:
         found = run_flow(measure_cost(JobPaths(job_id), self._clock.wall_ms()), self._storage)

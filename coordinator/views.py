@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
-from holdfast.barriers.messages import CheckpointKind, SubtaskMetrics, TaskState, WorkerAnswer
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey, SubtaskMetrics, TaskState, WorkerAnswer
 from holdfast.coordinator.totals import Totals
 
 
@@ -314,6 +314,20 @@ class CheckpointView(msgspec.Struct, frozen=True):
         return self.kind.is_savepoint
 
 
+class RecordedCheckpointView(msgspec.Struct, frozen=True):
+    """A checkpoint that has ended, as the history of its job has it: not all of its subtasks."""
+
+    checkpoint: CheckpointView
+    """Its vertices have the subtasks that are on record: the slowest ones, and some that did not acknowledge."""
+    phases: CheckpointPhases
+    longest: Mapping[str, tuple[int, str]]
+    """Phase -> its longest time over all subtasks, ms, and the vertex that it is of."""
+    hosts: Mapping[SubtaskKey, str]
+    """Of the subtasks that are on record, then."""
+    missing: int = 0
+    """Subtasks that did not acknowledge."""
+
+
 class CheckpointCounts(msgspec.Struct, frozen=True):
     restored: int
     total: int
@@ -342,6 +356,17 @@ SUBTASKS_SHOWN_MAX = 1_000
 """Subtasks of one job whose own numbers a scrape of metrics shows."""
 
 
+class DrillMark(msgspec.Struct, frozen=True):
+    """What metrics tell of a job's drills, as far as they are known in memory."""
+
+    last_ms: int = -1
+    """When the newest one that found something out began; -1: none, or it has not been read yet."""
+    has_failed: bool = False
+    """It found problems."""
+    overdue_ms: int = -1
+    """Since a scheduled drill should have found something out; 0: it still has time; -1: the job has no schedule."""
+
+
 class JobNumbersView(msgspec.Struct, frozen=True):
     """Numbers of one job for metrics, updated with each event: the cost of reading them has a bound, whatever the tasks are."""
 
@@ -366,6 +391,7 @@ class JobNumbersView(msgspec.Struct, frozen=True):
     """Until when this is known to have been so."""
     subtasks_beyond: int = 0
     """Subtasks that told such numbers, beyond SUBTASKS_SHOWN_MAX."""
+    drill: DrillMark = DrillMark()
     branch_of: str = ""
     """Name of the job that it is a branch of; empty: it is none."""
 

@@ -79,12 +79,23 @@ class _Nobody:
         return ()
 
 
+class _Alone:
+    """The only member."""
+
+    is_active = True
+    epoch = 1
+
+    def active(self) -> _Alone:
+        return self
+
+
 def rows() -> list[Row]:
     """All metrics, sorted by name."""
     guard = ConnectionGuard(ConnectionLimits(64, 16, 8), BodyBudget(1, kept_for_workers=0))
     found = [*_families(metrics.CoordinatorCollector(_Nobody()).collect())]  # type: ignore[arg-type]
     found += _families(metrics.ConnectionCollector(guard).collect())
     found += _families(metrics.EventCollector(EventStreams(), Webhooks((), _Nobody(), "")).collect())
+    found += _families(metrics.MemberCollector(_Alone()).collect())  # type: ignore[arg-type]
     found += _registered(metrics.HttpMetrics(CollectorRegistry()))
     return sorted(found, key=lambda row: row.name)
 

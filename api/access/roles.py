@@ -242,9 +242,10 @@ _DIALECT = frozenset(path.split("/")[1] for _, path, _ in _RULES)
 
 
 def is_plain(path: str) -> bool:
-    """Whether a decoded path is free of control characters. Routes are regular expressions, whose `$` also matches in front of a
-    line break at the end: such a path would be one for the table and another one for the router."""
-    return not any(character < " " or character == "\x7f" for character in path)
+    """Whether a decoded path begins with a slash and is free of control characters. A request may name any text in place of a path.
+    Routes are regular expressions, whose `$` also matches in front of a line break at the end: such a path would be one for the
+    table and another one for the router."""
+    return path.startswith("/") and not any(character < " " or character == "\x7f" for character in path)
 
 
 def classify(method: str, path: str) -> Classified | None:

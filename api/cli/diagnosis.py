@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.api.cli import console
-from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SettingChange, Verdict
+from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SafeView, SettingChange, Verdict
 
 SOURCES_PRINTED_MAX = 5
 
@@ -34,8 +34,13 @@ def _safe(view: HealthView) -> str:
         records = f", at least {safe.replay_records:,} records" if safe.replay_records >= 0 else ""
         text += f"; a failure replays {console.duration_text(safe.replay_ms)}{records}"
     if safe.checkpoint_id >= 0:
-        text += f"; verified {_ago(safe.verified_ms, view.as_of_ms)}, drilled {_ago(safe.drilled_ms, view.as_of_ms)}"
+        verified, drilled = (_told(safe, time_ms, view.as_of_ms) for time_ms in (safe.verified_ms, safe.drilled_ms))
+        text += f"; verified {verified}, drilled {drilled}"
     return text
+
+
+def _told(safe: SafeView, time_ms: int, now_ms: int) -> str:
+    return _ago(time_ms, now_ms) if time_ms >= 0 or safe.are_drills_known else "not known yet"
 
 
 def _ago(time_ms: int, now_ms: int) -> str:

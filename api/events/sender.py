@@ -83,6 +83,9 @@ class Sender:
         timer.daemon = True
         timer.start()
         try:
+            connection.connect()
+            if late.is_set():  # the name, or the addresses before, took as long: there was nothing to cut yet
+                raise TimeoutError
             connection.request("POST", self._path, body=body, headers=headers, preload_content=False)
             answer = connection.getresponse()
             answer.read(ANSWER_BYTES_MAX)

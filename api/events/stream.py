@@ -138,6 +138,7 @@ class EventStream(Response):
         self._read = read
         self._recheck = recheck
         self._ready = asyncio.Event()
+        self._checked_s = time.monotonic()
         self._credential = credential
         self.status_code = 200
         self.background = None
@@ -183,17 +184,13 @@ class EventStream(Response):
 
     async def _blocks(self) -> AsyncIterator[bytes]:
         yield f"retry: {RETRY_MS}\n\n".encode()
-        checked_s = time.monotonic()
-        quiet_s = checked_s
+        quiet_s = time.monotonic()
         while True:
-            if self._streams.is_closing:
-                raise _EndedError("stopping")
-            if time.monotonic() - checked_s >= RECHECK_S:
-                await self._check_access()
-                checked_s = time.monotonic()
+            await self._check()
             self._ready.clear()
             told = await self._next()
             for each in told:
+                await self._check()  # a slow reader may take minutes for a batch
                 yield self._encode(each)
             if told:
                 quiet_s = time.monotonic()
@@ -214,13 +211,19 @@ class EventStream(Response):
         except HoldfastError as error:
             raise _EndedError("storage") from error
 
-    async def _check_access(self) -> None:
+    async def _check(self) -> None:
+        """Raise _EndedError if it is to end now."""
+        if self._streams.is_closing:
+            raise _EndedError("stopping")
+        if time.monotonic() - self._checked_s < RECHECK_S:
+            return
         try:
             await self._recheck()
         except NotLeaderError as error:
             raise _EndedError("leader") from error
         except HoldfastError as error:
             raise _EndedError("access") from error
+        self._checked_s = time.monotonic()
 
     def _encode(self, told: Told) -> bytes:
         name = self._name_event(self._streams.boot, told)

@@ -240,6 +240,8 @@ class _Runner:
             if at > self._done.get(told.job_id, Position(0, 0)):
                 self._done.pop(told.job_id, None)
                 self._done[told.job_id] = at
+                if len(self._done) > JOBS_MAX:
+                    del self._done[next(iter(self._done))]
                 self._is_unstored = True
 
     def _store(self) -> bool:

@@ -118,7 +118,7 @@ class CheckAccess:
         now_ms = time.monotonic_ns() // 1_000_000
         per_s = self._per_s if caller.account else self._per_s * SHARED_FACTOR
         wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms)
-        if not wait_ms and access is Access.VIEW:
+        if not wait_ms and access is Access.VIEW and caller.account:  # the owner is heard beside any number of viewers
             wait_ms = self._requests.take(_ALL, per_s=self._per_s * SHARED_FACTOR, now_ms=now_ms)
         return wait_ms
 
@@ -138,7 +138,7 @@ def check_request(caller: Caller, method: str, path: str) -> Access:
     """The kind of a request that the caller may make. Raises AccessDeniedError for one that it may not, NotFoundError for a path
     that no route may have. What no rule names is for administrators alone."""
     if not is_plain(path):
-        raise NotFoundError("no path has control characters")
+        raise NotFoundError("a path begins with a slash and has no control characters")
     access, job_id, is_job_in_body = classify(method, path) or Classified(Access.ADMINISTER, ANY_JOB, is_job_in_body=False)
     if not caller.may(access):
         text = f"a token of role {caller.role} may not {access}: {method} {path[:_CHARACTERS_SHOWN_MAX]}"

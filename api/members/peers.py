@@ -4,9 +4,15 @@ It sends what it is given and judges nothing but the answer to a probe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from holdfast.operators.worker.leader_retrieval import is_safe_step
 from holdfast.operators.worker.trust import client_context
@@ -29,29 +35,44 @@ class Peers:
         """`url`: of this member; a caller's token goes from here to no less safe a place. `authorities`: certificates by which the
         others are known, PEM; None: those of the system."""
         self._url = url
-        context = client_context(authorities)
-        self._pool = urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS_MAX, retries=False, ssl_context=context)
+        self._context = client_context(authorities)
+        self._pool = urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS_MAX, retries=False, ssl_context=self._context)
 
     def is_active(self, url: str, member: str, timeout_s: float) -> bool:
-        """Probe: whether the process at a URL is this member, and says that it is the active one. No token is sent."""
+        """Probe: whether the process at a URL is this member, and says so within `timeout_s` that it is the active one. No token is
+        sent, and nothing but the head of the answer is read: any program may listen where a dead member did, and one that dribbles,
+        or tells without end, must not keep the others from taking over."""
         try:
-            answer = self._pool.request(
-                "GET", f"{url}/leader", timeout=urllib3.Timeout(total=timeout_s), redirect=False, retries=False
-            )
-        except (urllib3.exceptions.HTTPError, ValueError, OSError):
+            connection = self._connection(url, timeout_s)
+            with _cutting(connection, timeout_s) as late:
+                connection.connect()
+                if late.is_set():  # the name took as long: there was nothing to cut yet
+                    return False
+                connection.request("GET", "/leader", preload_content=False)
+                answer = connection.getresponse()
+        except (urllib3.exceptions.HTTPError, http.client.HTTPException, ValueError, OSError):
             return False
         return answer.status == 200 and answer.headers.get(MEMBER_HEADER) == member
 
+    def _connection(self, url: str, timeout_s: float) -> HTTPConnection:
+        parts = urllib3.util.parse_url(url)
+        host = (parts.host or "").strip("[]")
+        if parts.scheme != "https":
+            return HTTPConnection(host, parts.port or 80, timeout=timeout_s)
+        return HTTPSConnection(
+            host, parts.port or 443, timeout=timeout_s, ssl_context=self._context, cert_reqs=ssl.CERT_REQUIRED
+        )
+
     def forward(self, url: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> urllib3.BaseHTTPResponse:
-        """Send a caller's request to the active member; the answer's body is still to be read. Raises NotLeaderError where the
-        caller's token must not go, urllib3's HTTPError if there is no answer."""
+        """Send a caller's request to the active member; the answer's body is still to be read. `target`: path and query, as the
+        caller sent them. Raises NotLeaderError where the caller's token must not go, urllib3's HTTPError if there is no answer."""
         if not is_safe_step(self._url, url):
             text = f"the active member says that it is at {url}, where no token is sent from {self._url}: members need addresses"
             raise NotLeaderError(f"{text} that all of them reach (--advertised-host), and the same scheme", url=url)
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-        return self._pool.request(
+        return self._pool.connection_from_url(url).urlopen(  # not of one URL: a target like `@host/` would make it another host's
             method,
-            f"{url}{target}",
+            target,
             body=body,
             headers=headers,
             timeout=timeout,
@@ -63,3 +84,24 @@ class Peers:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+@contextlib.contextmanager
+def _cutting(connection: HTTPConnection, after_s: float) -> Iterator[threading.Event]:
+    """End a connection behind the block, and some time after its beginning: no byte makes that later. The event is set then."""
+    late = threading.Event()
+
+    def cut() -> None:
+        late.set()
+        if (sock := connection.sock) is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(after_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        connection.close()

@@ -28,5 +28,6 @@ def explain_now(service: Service, job_id: JobId) -> Response:
     responses={200: describe_answer(Explanation)},
 )
 def explain(service: Service, job_id: JobId, checkpoint_id: CheckpointNumber) -> Response:
-    """Why a checkpoint of the history was slow or failed, or is pending: a chain of causes, and one setting to change."""
+    """Why a checkpoint was slow or failed, or is pending: a chain of causes, and one setting to change. One that is not shown any
+    more is explained as the job's history has it."""
     return answer(service.explain(job_id, checkpoint_id))

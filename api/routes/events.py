@@ -75,7 +75,7 @@ def _stream(request: Request, service: Coordinator, follower: Follower, name_eve
         if service.feed is not feed:
             raise NotLeaderError("another member leads the jobs of this stream")
 
-    return EventStream(streams, caller.credential, feed, follower, name_event, read, recheck)
+    return EventStream(streams, caller.account or caller.credential, feed, follower, name_event, read, recheck)
 
 
 def _read(request: Request, service: Coordinator, wanted: ReadHistory) -> Awaitable[HistoryPage | None]:

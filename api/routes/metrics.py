@@ -21,6 +21,7 @@ from holdfast.api.events.stream import EventStreams
 from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.http.connection_budget import CallerKind, CloseReason
 from holdfast.api.http.protocol import ConnectionGuard
+from holdfast.api.members.membership import Membership
 from holdfast.api.version import VERSION
 from holdfast.barriers.latency import BOUNDS_MS, LatencyHistogram, merge
 from holdfast.barriers.messages import AckStatus, SubtaskMetrics
@@ -68,6 +69,25 @@ class JobMetrics:
 
     def __init__(self) -> None:
         labels = ("job_id", "job_name")
+        of_subtasks = (*labels, "vertex", "subtask")
+        self._add_families_of_jobs(labels)
+        self._add_families_of_operators(labels)
+        self._add_families_of_time(of_subtasks)
+        self._add_families_of_queues(of_subtasks)
+        self._add_families_of_sources(of_subtasks)
+        self._add_families_of_sinks(of_subtasks)
+        self._add_families_of_splits((*of_subtasks, "split"))
+        self._add_families_of_checkpoints(labels)
+        self._add_families_of_drills(labels)
+        self.left_out = GaugeMetricFamily(
+            "holdfast_metrics_left_out",
+            "What this scrape leaves out because of the bounds of its labels, by kind.",
+            labels=("kind",),
+        )
+        self._left_out = dict.fromkeys(LEFT_OUT_KINDS, 0)
+
+    def _add_families_of_jobs(self, labels: tuple[str, ...]) -> None:
+        """Called once, as all of these."""
         self.state = GaugeMetricFamily("holdfast_job_state", "1 for the state that a job is in.", labels=(*labels, "state"))
         self.tasks = GaugeMetricFamily("holdfast_job_tasks", "Subtasks in each state.", labels=(*labels, "state"))
         self.slots = GaugeMetricFamily("holdfast_job_slots", "Slots that a job needs.", labels=labels)
@@ -76,6 +96,13 @@ class JobMetrics:
         self.attempt = GaugeMetricFamily("holdfast_job_attempt", "Number of the current attempt.", labels=labels)
         self.records_in = CounterMetricFamily("holdfast_job_source_records", "Records read by the sources.", labels=labels)
         self.records_out = CounterMetricFamily("holdfast_job_sink_records", "Records taken by the sinks.", labels=labels)
+        self.frames_refused = CounterMetricFamily(
+            "holdfast_job_frames_refused",
+            "Frames that data ports dropped because their sender had no reason to send them.",
+            labels=labels,
+        )
+
+    def _add_families_of_operators(self, labels: tuple[str, ...]) -> None:
         self.late = CounterMetricFamily(
             "holdfast_operator_late_records_dropped",
             "Records dropped as late by the operator.",
@@ -96,22 +123,8 @@ class JobMetrics:
             "How long latency markers of a source were under way to a vertex.",
             labels=(*labels, "source", "vertex"),
         )
-        self.left_out = GaugeMetricFamily(
-            "holdfast_metrics_left_out",
-            "What this scrape leaves out because of the bounds of its labels, by kind.",
-            labels=("kind",),
-        )
-        self._left_out = dict.fromkeys(LEFT_OUT_KINDS, 0)
-        self.frames_refused = CounterMetricFamily(
-            "holdfast_job_frames_refused",
-            "Frames that data ports dropped because their sender had no reason to send them.",
-            labels=labels,
-        )
-        self._add_families_of_subtasks((*labels, "vertex", "subtask"))
-        self._add_families_of_checkpoints(labels)
 
-    def _add_families_of_subtasks(self, of_subtasks: tuple[str, ...]) -> None:
-        """Called once, as the next one."""
+    def _add_families_of_time(self, of_subtasks: tuple[str, ...]) -> None:
         self.lag = GaugeMetricFamily(
             "holdfast_subtask_watermark_lag_seconds", "Wall clock less event time of the subtask.", labels=of_subtasks
         )
@@ -120,6 +133,8 @@ class JobMetrics:
             "Share of the subtask's last second by what it did: busy, idle or backpressured; they sum to 1.",
             labels=(*of_subtasks, "activity"),
         )
+
+    def _add_families_of_queues(self, of_subtasks: tuple[str, ...]) -> None:
         self.queued_in = GaugeMetricFamily(
             "holdfast_subtask_input_queue_bytes", "Bytes received and not taken yet.", labels=of_subtasks
         )
@@ -135,6 +150,8 @@ class JobMetrics:
         self.to_consume = GaugeMetricFamily(
             "holdfast_subtask_time_to_consume_seconds", "Estimate for what is held of its slowest channel.", labels=of_subtasks
         )
+
+    def _add_families_of_sources(self, of_subtasks: tuple[str, ...]) -> None:
         self.emit_lag = GaugeMetricFamily(
             "holdfast_source_emit_event_time_lag_seconds",
             "Wall clock less event time of the source's last record, when it was emitted.",
@@ -148,6 +165,8 @@ class JobMetrics:
         self.pending_records = GaugeMetricFamily(
             "holdfast_source_pending_records", "Records that are known to wait in the reader's splits.", labels=of_subtasks
         )
+
+    def _add_families_of_sinks(self, of_subtasks: tuple[str, ...]) -> None:
         self.uncommitted = GaugeMetricFamily(
             "holdfast_sink_uncommitted_checkpoints", "Complete checkpoints whose output is not committed yet.", labels=of_subtasks
         )
@@ -160,7 +179,8 @@ class JobMetrics:
         self.commit_lag = GaugeMetricFamily(
             "holdfast_sink_commit_lag_seconds", "Since the oldest uncommitted checkpoint was complete.", labels=of_subtasks
         )
-        of_splits = (*of_subtasks, "split")
+
+    def _add_families_of_splits(self, of_splits: tuple[str, ...]) -> None:
         self.split_lag = GaugeMetricFamily(
             "holdfast_split_watermark_lag_seconds", "Wall clock less event time of the split.", labels=of_splits
         )
@@ -188,6 +208,19 @@ class JobMetrics:
             "holdfast_last_checkpoint_timestamp_seconds", "When the newest one was complete, since 1970.", labels=labels
         )
 
+    def _add_families_of_drills(self, labels: tuple[str, ...]) -> None:
+        self.last_drill = GaugeMetricFamily(
+            "holdfast_last_drill_timestamp_seconds", "When the newest drill that told anything began, since 1970.", labels=labels
+        )
+        self.drill_failed = GaugeMetricFamily(
+            "holdfast_last_drill_failed", "1 if that drill found a snapshot that can't be restored, else 0.", labels=labels
+        )
+        self.drill_overdue = GaugeMetricFamily(
+            "holdfast_drill_overdue_seconds",
+            "Since a scheduled drill should have told something; 0: it still has time. Of jobs with a schedule.",
+            labels=labels,
+        )
+
     def add(self, job: JobNumbersView) -> None:
         overview = job.overview
         labels = (overview.job_id, overview.name)
@@ -211,6 +244,11 @@ class JobMetrics:
             self.last_size.add_metric(labels, newest.checkpointed_size)
             self.last_full_size.add_metric(labels, newest.state_size)
             self.last_time.add_metric(labels, (newest.trigger_ms + newest.end_to_end_ms) / 1000)
+        if job.drill.last_ms >= 0:
+            self.last_drill.add_metric(labels, job.drill.last_ms / 1000)
+            self.drill_failed.add_metric(labels, int(job.drill.has_failed))
+        if job.drill.overdue_ms >= 0:
+            self.drill_overdue.add_metric(labels, job.drill.overdue_ms / 1000)
 
     def _add_totals(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
         total = derive_job_totals(job.graph, job.reached)
@@ -243,36 +281,43 @@ class JobMetrics:
                 self.leave_out("subtasks")
                 continue
             place = (*labels, metrics.vertex, str(metrics.subtask))
-            for family, told_ms in (
-                (self.lag, metrics.watermark_lag_ms),
-                (self.emit_lag, metrics.emit_lag_ms),
-                (self.silence, metrics.source_idle_ms),
-                (self.commit_lag, metrics.commit_lag_ms),
-                (self.to_consume, metrics.time_to_consume_ms),
-            ):
-                if told_ms is not UNSET:
-                    family.add_metric(place, told_ms / 1000)
-            if metrics.idle is not UNSET:
-                self.idle.add_metric(place, int(metrics.idle))
-            for family, number in (
-                (self.uncommitted, metrics.uncommitted_checkpoints),
-                (self.uncommitted_rows, metrics.uncommitted_rows),
-                (self.committables, metrics.pending_committables),
-                (self.queued_in, metrics.queued_in_bytes),
-                (self.queued_out, metrics.queued_out_bytes),
-                (self.allocated_in, metrics.allocated_in_bytes),
-                (self.overshoot_in, metrics.overshoot_in_bytes),
-            ):
-                if number is not UNSET:
-                    family.add_metric(place, number)
-            for activity, spent_ms in (
-                ("busy", metrics.busy_ms_per_second),
-                ("idle", metrics.idle_ms_per_second),
-                ("backpressured", metrics.backpressured_ms_per_second),
-            ):
-                if spent_ms is not UNSET:
-                    self.time.add_metric((*place, activity), spent_ms / 1000)
+            self._add_subtask(metrics, place)
             self._add_splits(metrics, place)
+        self._add_latencies(latencies, labels)
+
+    def _add_subtask(self, metrics: SubtaskMetrics, place: tuple[str, ...]) -> None:
+        """What the subtask has told."""
+        for family, told_ms in (
+            (self.lag, metrics.watermark_lag_ms),
+            (self.emit_lag, metrics.emit_lag_ms),
+            (self.silence, metrics.source_idle_ms),
+            (self.commit_lag, metrics.commit_lag_ms),
+            (self.to_consume, metrics.time_to_consume_ms),
+        ):
+            if told_ms is not UNSET:
+                family.add_metric(place, told_ms / 1000)
+        if metrics.idle is not UNSET:
+            self.idle.add_metric(place, int(metrics.idle))
+        for family, number in (
+            (self.uncommitted, metrics.uncommitted_checkpoints),
+            (self.uncommitted_rows, metrics.uncommitted_rows),
+            (self.committables, metrics.pending_committables),
+            (self.queued_in, metrics.queued_in_bytes),
+            (self.queued_out, metrics.queued_out_bytes),
+            (self.allocated_in, metrics.allocated_in_bytes),
+            (self.overshoot_in, metrics.overshoot_in_bytes),
+        ):
+            if number is not UNSET:
+                family.add_metric(place, number)
+        for activity, spent_ms in (
+            ("busy", metrics.busy_ms_per_second),
+            ("idle", metrics.idle_ms_per_second),
+            ("backpressured", metrics.backpressured_ms_per_second),
+        ):
+            if spent_ms is not UNSET:
+                self.time.add_metric((*place, activity), spent_ms / 1000)
+
+    def _add_latencies(self, latencies: dict[str, list[LatencyHistogram]], labels: tuple[str, str]) -> None:
         for vertex, found in latencies.items():
             for source, histogram in merge(found).items():
                 if len(self.latency.samples) >= LATENCIES_MAX * _SAMPLES_OF_A_HISTOGRAM:
@@ -419,6 +464,28 @@ _STREAMS = ("/commands", "/events")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
+class MemberCollector(Collector):
+    """This process as one of several members."""
+
+    def __init__(self, membership: Membership | None) -> None:
+        """None: it is not one of several, and has no such metrics."""
+        self._membership = membership
+
+    def collect(self) -> Iterable[Metric]:
+        if self._membership is None:
+            return
+        active = self._membership.active()
+        yield GaugeMetricFamily(
+            "holdfast_member_active", "1 for the active member, 0 for one that stands by.", value=int(self._membership.is_active)
+        )
+        if active is not None:
+            yield GaugeMetricFamily(
+                "holdfast_member_epoch",
+                "Epoch of the active member, as far as this one knows: one more with each change.",
+                value=active.epoch,
+            )
+
+
 class EventCollector(Collector):
     """Event streams and webhooks of one server."""
 
@@ -451,13 +518,18 @@ class EventCollector(Collector):
 
 
 def make_registry(
-    service: Coordinator, guard: ConnectionGuard, streams: EventStreams, webhooks: Webhooks
+    service: Coordinator,
+    guard: ConnectionGuard,
+    streams: EventStreams,
+    webhooks: Webhooks,
+    membership: Membership | None = None,
 ) -> tuple[CollectorRegistry, HttpMetrics]:
     """All metrics of one server."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CoordinatorCollector(service))
     registry.register(ConnectionCollector(guard))
     registry.register(EventCollector(streams, webhooks))
+    registry.register(MemberCollector(membership))
     ProcessCollector(registry=registry)
     return registry, HttpMetrics(registry)
 

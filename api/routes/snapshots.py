@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
 from holdfast.api.flink import schemas
-from holdfast.api.routes.common import ERRORS, Directories, body_of, describe_model
+from holdfast.api.routes.common import ERRORS, Directories, Service, body_of, describe_model
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
-from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
+from holdfast.coordinator.drills.records import Verification
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
 
 if TYPE_CHECKING:
     from holdfast.api.snapshots.snapshot import Snapshot
@@ -25,6 +27,9 @@ VERIFICATIONS_MAX = 2
 """Verifications at a time: each reads every byte of a snapshot."""
 PROBLEMS_MAX = 1_000
 """Problems in one answer, and unchecked files, at most; the answer has the full counts."""
+
+PROBLEM_CHARACTERS_MAX = 1_000
+"""Of the problem that the job's health names."""
 
 PAGES_MAX = 2
 """Pages of rows at a time."""
@@ -67,15 +72,21 @@ def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, m
 
 @router.post("/verify", openapi_extra=describe_model(schemas.VerifySnapshot))
 def verify(
-    directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
+    service: Service, directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
 ) -> dict[str, Any]:
-    """Check length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified."""
+    """Check length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified. Of a
+    snapshot of a job `GET /v1/jobs/:jobid/health` tells the outcome from then on."""
     from holdfast.api.snapshots.inspection import describe_verified
 
+    began_ms = time.time_ns() // 1_000_000
     snapshot = directories.open(body.path)
     with _one_of(_verifying, f"{VERIFICATIONS_MAX} snapshots are being verified", body.path):
         report = snapshot.verify()
     document = describe_verified(snapshot, report)
+    first = str(report.problems[0])[:PROBLEM_CHARACTERS_MAX] if report.problems else ""
+    found = Verification(snapshot.metadata.checkpoint_id, began_ms, len(report.problems), first)
+    with contextlib.suppress(HoldfastError):  # it is of no job here, or storage fails: it was verified all the same
+        service.note_verified(snapshot.metadata.job_id, snapshot.location, found)
     return {
         **document,
         "problems": document["problems"][:PROBLEMS_MAX],

@@ -149,7 +149,9 @@ def create_app(
     app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
     app.state.forgettings = Forgettings()
-    app.state.registry, app.state.http_metrics = make_registry(service, guard, app.state.events, app.state.webhooks)
+    app.state.registry, app.state.http_metrics = make_registry(
+        service, guard, app.state.events, app.state.webhooks, membership
+    )
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))

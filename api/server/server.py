@@ -164,6 +164,7 @@ class RestServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                proxy_headers=False,  # else whoever is on this machine says from where it asks, in the audit log, too
                 backlog=accepted_at_once(guard.limits),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,8 +31,12 @@ PART_BYTES_MAX = 256 * 1024 * 1024
 """Of one share: each page reads all of its bytes, to check them."""
 CELL_CHARACTERS_MAX = 1_000
 """Text of one value; what is longer is cut."""
+SMALL_BYTES = 256 * 1024
+"""Rows of so many bytes together become Python's objects as they are; of larger ones each value only as far as it is shown."""
 SKIPPED_MAX = 10_000_000
 """Rows of one key group, or entries of operator state, in front of a page."""
+
+_T = TypeVar("_T")
 
 _POSITION = re.compile(r"(\d{1,5})\.(\d{1,8})")
 
@@ -115,7 +119,7 @@ def _rows(batches: Iterator[pa.RecordBatch], position: RowPosition, limit: int) 
         ours = int((groups == position.key_group).sum()) if to_skip else 0
         start = min(to_skip, ours)
         to_skip = to_skip - start if ours == len(groups) else 0
-        rows = batch.slice(start, left).to_pylist()
+        rows = plain_rows(batch.slice(start, left))
         left -= len(rows)
         yield from rows
         if not left:
@@ -147,18 +151,74 @@ def clip_text(text: str) -> str:
     return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + ELLIPSIS
 
 
+class _Budget:
+    """What of a value is still looked at: each piece takes no more than its text has characters, so that what is left out lies
+    behind `CELL_CHARACTERS_MAX`. The interpreter lock is not let go while a large value is made into objects or text: no other
+    thread would run, and workers' heartbeats would not be read."""
+
+    def __init__(self) -> None:
+        self.left = CELL_CHARACTERS_MAX + 1
+
+    def take(self, size: int = 1) -> None:
+        self.left -= size
+
+    def some(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Items until it is spent. One for each is taken, as a value's own text may be empty."""
+        for item in items:
+            if self.left <= 0:
+                return
+            self.take()
+            yield item
+
+
+def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as Python's objects; of large ones no more of a value than is shown of it."""
+    if batch.nbytes <= SMALL_BYTES:
+        found: list[dict[str, Any]] = batch.to_pylist()
+        return found
+    names, columns = batch.schema.names, batch.columns
+    return [
+        {name: _plain_scalar(column[index], _Budget()) for name, column in zip(names, columns, strict=True)}
+        for index in range(batch.num_rows)
+    ]
+
+
+def _plain_scalar(scalar: pa.Scalar, budget: _Budget) -> Any:
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        pairs = scalar.values
+        return [tuple(_plain_scalar(pair[name], budget) for name in pair) for pair in budget.some(pairs)]
+    if isinstance(scalar, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
+        return [_plain_scalar(item, budget) for item in budget.some(scalar.values)]
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _plain_scalar(scalar[name], budget) for name in scalar}
+    value = scalar.as_py()
+    if isinstance(value, str | bytes):
+        value = value[: CELL_CHARACTERS_MAX + 1]
+        budget.take(len(value))
+    return value
+
+
 def cell_text(value: Any) -> str:
-    """A stored value as JSON text. Dicts are lists of pairs unless all of their keys are text."""
-    return json.dumps(_plain(value), ensure_ascii=False, default=_other).encode("utf-8", "backslashreplace").decode("utf-8")
+    """A stored value as JSON text, of a large one its beginning, longer than CELL_CHARACTERS_MAX. Dicts are lists of pairs unless
+    all of their keys are text."""
+    plain = _plain(value, _Budget())
+    return json.dumps(plain, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, budget: _Budget) -> Any:
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
-            return {key: _plain(member) for key, member in value.items()}
-        return [[_plain(key), _plain(member)] for key, member in value.items()]
-    return [_plain(member) for member in value] if isinstance(value, list | tuple) else value
-
-
-def _other(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+            return {_plain(key, budget): _plain(member, budget) for key, member in budget.some(value.items())}
+        return [[_plain(key, budget), _plain(member, budget)] for key, member in budget.some(value.items())]
+    if isinstance(value, list | tuple):
+        return [_plain(member, budget) for member in budget.some(value)]
+    if isinstance(value, set | frozenset) and len(value) > CELL_CHARACTERS_MAX:
+        return str(set(islice(value, CELL_CHARACTERS_MAX)))
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = value[: CELL_CHARACTERS_MAX + 1].hex()
+    if isinstance(value, str):
+        value = value[: CELL_CHARACTERS_MAX + 1]
+        budget.take(len(value))
+    return value

@@ -89,25 +89,29 @@ class LiveContext:
         self._signature = source.signature(now())
         self.pair = source.read(now())
         self.context = server_context(self.pair)
+        self._refused: object = None
+        """Signature of the newest pair that can't be used, as far as it is one."""
         self._warned: datetime.date | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> bool:
-        """Take a new pair, if there is one; whether it did. One that is broken is logged, once."""
+        """Take a new pair, if there is one; whether it did. One that is broken is logged, once, and tried again each time: what is
+        wrong with it may end without a change of the files, such as whose they are, or the clock."""
         now = self._now()
         self._warn_of_end(now)
         signature = self._source.signature(now)
         if signature == self._signature:
             return False
-        self._signature = signature
         try:
             pair = self._source.read(now)
-            self.context = server_context(pair)
-        except HoldfastError as error:
-            log.error("the new certificate is not used, the one before stays: %s", error)
+            context = server_context(pair)
+        except (HoldfastError, OSError) as error:
+            if signature != self._refused:
+                log.error("the new certificate is not used, the one before stays: %s", error)
+            self._refused = signature
             return False
-        self.pair = pair
+        self._signature, self._refused, self.pair, self.context = signature, None, pair, context
         log.info("new connections get a new certificate, valid until %s", expires_at(pair).date())
         return True
 

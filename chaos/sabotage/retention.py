@@ -37,14 +37,14 @@ def _looks_for_aborted(original: Any) -> Any:
 
 
 def _drops_the_newest(original: Any) -> Any:
-    def take_drops(self: CompletedCheckpointStore) -> Any:
+    def take_drops(self: CompletedCheckpointStore, wall_ms: int = 0) -> Any:
         drops = []
         while len(self._retained) > self._retained_max:
             victim = self._retained.pop()
             self._folders.pop(victim.checkpoint_id, None)
             self._deleting.add(victim.checkpoint_id)
             drops.append(self._drop(victim))
-        return drops + original(self)
+        return drops + original(self, wall_ms)
 
     return take_drops
 

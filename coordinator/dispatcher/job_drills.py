@@ -6,11 +6,13 @@ outcome like any other. It decides nothing about a job."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -22,12 +24,13 @@ from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_log import about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, is_due
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, Verification, is_due, mark_of, told_due_ms
 from holdfast.coordinator.drills.scratch import DrillRequest
 from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_drills
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
 from holdfast.coordinator.ha.store import read_checkpoint
 from holdfast.coordinator.jobmaster.events import DrillNoted
+from holdfast.coordinator.views import DrillMark
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths, claim_path, is_checkpoint_folder, metadata_path
@@ -40,6 +43,8 @@ JOBS_KEPT = 1_000
 LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
 OUTPUT_BYTES_MAX = 1 << 20
+KILLED_TIMEOUT_S = 5.0
+"""How long the end of a killed drill is waited for."""
 
 Command = Callable[[], list[str]]
 
@@ -72,10 +77,17 @@ class JobDrills:
         self._command = command
         self._lock = threading.Lock()
         self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
+        self._verified: OrderedDict[str, deque[Verification]] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._seen_ms: dict[str, int] = {}
+        self._due_ms: dict[str, int] = {}
+        """When something should be known of the newest checkpoints of jobs."""
+        self._unread: OrderedDict[str, None] = OrderedDict()
+        """Jobs whose drills on record somebody would like to know."""
+        self._preloaded: set[str] = set()
         self._stopping = threading.Event()
+        self._awake = threading.Event()
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -103,6 +115,48 @@ class JobDrills:
         self._runner(job_id)
         return self.known(job_id)
 
+    def remembered(self, job_id: str) -> tuple[DrillView, ...] | None:
+        """Drills of any job that are in memory, newest first; None: those on record have not been read, and are soon. Never touches
+        storage on the caller's thread."""
+        with self._lock:
+            found = self._known.get(job_id)
+            if found is not None:
+                return tuple(found)
+            self._unread[job_id] = None
+            while len(self._unread) > JOBS_KEPT:
+                self._unread.popitem(last=False)
+        self._awake.set()
+        return None
+
+    def note_verified(self, job_id: str, location: str, found: Verification) -> None:
+        """As `interface.Coordinator`. A snapshot that says that it is of a job may be anybody's: what counts is its place. One that
+        was deleted while it was read is no damaged one."""
+        _, kind, place = self._find(job_id, found.checkpoint_id)
+        if _real(place) != _real(location):
+            return
+        view = DrillView("", found.checkpoint_id, kind, place, DrillState.RUNNING, "user", found.began_ms)
+        if found.problem_count and not self._is_there(view):
+            return
+        with self._lock:
+            self._verified.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(found)
+            self._verified.move_to_end(job_id)
+            while len(self._verified) > JOBS_KEPT:
+                self._verified.popitem(last=False)
+
+    def verifications(self, job_id: str) -> tuple[Verification, ...]:
+        """Of a job's snapshots since this process began, newest first."""
+        with self._lock:
+            return tuple(self._verified.get(job_id, ()))
+
+    def mark(self, job_id: str) -> DrillMark:
+        """What metrics tell of a job's drills, from memory alone."""
+        with self._lock:
+            known = tuple(self._known.get(job_id, ()))
+            due_ms = self._due_ms.get(job_id)
+            is_scheduled = job_id in self._seen_ms
+        overdue_ms = max(0, self._clock.wall_ms() - due_ms) if due_ms is not None else 0
+        return mark_of(known, overdue_ms if is_scheduled else -1)
+
     def known(self, job_id: str) -> tuple[DrillView, ...]:
         """As `drills`, of any job; without those on record if storage does not give them."""
         self._load(job_id)
@@ -112,6 +166,7 @@ class JobDrills:
     def close(self) -> None:
         """End the drill under way. Idempotent."""
         self._stopping.set()
+        self._awake.set()
         with self._lock:
             process, thread = self._process, self._thread
         if process is not None:
@@ -122,30 +177,63 @@ class JobDrills:
     # ------------------------------------------------------------------------------------------------------- schedule
 
     def watch(self) -> None:
-        """Body of the thread that begins scheduled drills, until `close`."""
-        while not self._stopping.wait(LOOK_INTERVAL_S):
-            self.look()
+        """Body of the thread that reads drills on record and begins scheduled ones, until `close`."""
+        looked_s = time.monotonic()
+        while not self._stopping.is_set():
+            self._awake.wait(max(0.0, looked_s + LOOK_INTERVAL_S - time.monotonic()))
+            self._awake.clear()
+            self.read()
+            if not self._stopping.is_set() and time.monotonic() >= looked_s + LOOK_INTERVAL_S:
+                looked_s = time.monotonic()
+                self.look()
+
+    def read(self) -> None:
+        """Read the drills on record of the jobs that were asked for; those that storage does not give are asked for again."""
+        while not self._stopping.is_set():
+            with self._lock:
+                job_id = next(iter(self._unread), None)
+                if job_id is None:
+                    return
+                del self._unread[job_id]
+            self._load(job_id)
 
     def look(self) -> None:
-        """Begin the drill that is due, if one is."""
-        for service in self._registry.services():
-            interval_ms = service.drill_interval_ms
-            if interval_ms is None or service.ended.is_set():
-                self._seen_ms.pop(service.job_id, None)
-                continue
-            try:
-                now_ms = self._clock.wall_ms()
-                started_ms = self._seen_ms.setdefault(service.job_id, now_ms)
-                if now_ms - started_ms < 0:
-                    self._seen_ms[service.job_id] = now_ms
-                cut = self._calls.look(service.job_id).published.cut
-                newest_id = cut.checkpoint_id if cut is not None else -1
-                if is_due(interval_ms, newest_id, self.known(service.job_id), started_ms, now_ms):
-                    self.begin(service.job_id, by="schedule")
-            except HoldfastError as error:
-                logger.info("job %s: no drill is begun: %s", service.job_id, printable(str(error)))
-            except Exception:  # the other jobs' are still due
-                logger.critical("job %s: its drills failed in a way that no record describes", service.job_id, exc_info=True)
+        """Read what is on record of jobs that are led since a moment, and begin the drill that is due, if one is."""
+        services = [service for service in self._registry.services() if not service.ended.is_set()]
+        led = {service.job_id for service in services}
+        self._preloaded &= led
+        for job_id in led - self._preloaded:
+            if self._stopping.is_set() or len(self._preloaded) >= JOBS_KEPT:
+                break
+            self._load(job_id)
+            self._preloaded.add(job_id)
+        for job_id in self._seen_ms.keys() - {each.job_id for each in services if each.drill_interval_ms is not None}:
+            del self._seen_ms[job_id]
+            self._due_ms.pop(job_id, None)
+        for service in services:
+            if service.drill_interval_ms is not None and not self._stopping.is_set():
+                self._look_at(service, service.drill_interval_ms)
+
+    def _look_at(self, service: JobMasterRunner, interval_ms: int) -> None:
+        job_id = service.job_id
+        try:
+            now_ms = self._clock.wall_ms()
+            started_ms = min(self._seen_ms.setdefault(job_id, now_ms), now_ms)
+            self._seen_ms[job_id] = started_ms  # a clock that went back
+            cut = self._calls.look(job_id).published.cut
+            newest_id = cut.checkpoint_id if cut is not None else -1
+            known = self.known(job_id)
+            due_ms = told_due_ms(interval_ms, newest_id, known, started_ms)
+            if due_ms is not None:
+                self._due_ms[job_id] = due_ms
+            else:
+                self._due_ms.pop(job_id, None)
+            if is_due(interval_ms, newest_id, known, started_ms, now_ms):
+                self.begin(job_id, by="schedule")
+        except HoldfastError as error:
+            logger.info("job %s: no drill is begun: %s", job_id, printable(str(error)))
+        except Exception:  # the other jobs' are still due
+            logger.critical("job %s: its drills failed in a way that no record describes", job_id, exc_info=True)
 
     # ----------------------------------------------------------------------------------------------------- the process
 
@@ -179,7 +267,8 @@ class JobDrills:
             output, _ = process.communicate(request, timeout=self._seconds_max)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that storage holds dies when that answers
+                process.communicate(timeout=KILLED_TIMEOUT_S)
             return DrillReport(error=f"it took longer than {self._seconds_max:g} s")
         finally:
             with self._lock:
@@ -274,6 +363,11 @@ class JobDrills:
 
     def _located(self, folder: str) -> str:
         return folder if is_absolute_folder(folder) else f"{self._storage.root.rstrip('/')}/{folder}"
+
+
+def _real(location: str) -> str:
+    """Without symbolic links, of a directory."""
+    return location if "://" in location else os.path.realpath(location)
 
 
 def _reported(output: bytes, code: int) -> DrillReport:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.views import DrillMark
 
 PROBLEMS_MAX = 20
 """Problems of one drill that are told one by one; all are counted."""
@@ -83,9 +84,46 @@ class DrillView(msgspec.Struct, frozen=True):
         return {**facts, "problems": facts["problems"][:PROBLEMS_RECORDED_MAX]}
 
 
+class Verification(msgspec.Struct, frozen=True):
+    """All files of a snapshot were read and checked, by their lengths and checksums; no row was decoded."""
+
+    checkpoint_id: int
+    began_ms: int
+    problem_count: int = 0
+    first_problem: str = ""
+
+
+def verified_ms(drills: Sequence[DrillView], verifications: Sequence[Verification]) -> int:
+    """When the newest one began that found every file as it was written: a drill reads all of them by their checksums; -1: none."""
+    sound = (each.began_ms for each in verifications if not each.problem_count)
+    return max(drilled_ms(drills), max(sound, default=-1))
+
+
 def drilled_ms(drills: Sequence[DrillView]) -> int:
     """When the newest drill that passed began; -1: none has."""
     return max((drill.started_ms for drill in drills if drill.state is DrillState.PASSED), default=-1)
+
+
+def mark_of(drills: Sequence[DrillView], overdue_ms: int) -> DrillMark:
+    """Of the newest drill that found something out, whichever began last."""
+    last = _last_told(drills)
+    if last is None:
+        return DrillMark(overdue_ms=overdue_ms)
+    return DrillMark(last.started_ms, last.state is DrillState.FAILED, overdue_ms)
+
+
+def _last_told(drills: Sequence[DrillView]) -> DrillView | None:
+    told = (drill for drill in drills if drill.state in (DrillState.PASSED, DrillState.FAILED))
+    return max(told, key=lambda drill: drill.started_ms, default=None)
+
+
+def told_due_ms(interval_ms: int, newest_id: int, drills: Sequence[DrillView], started_ms: int) -> int | None:
+    """When a drill on schedule should have found something out about the newest checkpoint, whatever ended in an error since; None
+    if one has, or there is none. Arguments are those of `is_due`."""
+    last = _last_told(drills)
+    if newest_id < 0 or (last is not None and last.checkpoint_id == newest_id):
+        return None
+    return (last.started_ms if last is not None else started_ms) + interval_ms
 
 
 def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView], started_ms: int, now_ms: int) -> bool:

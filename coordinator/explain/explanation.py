@@ -105,8 +105,8 @@ def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
 
 def _usual(facts: Facts, checkpoint: CheckpointView) -> Chain:
     if checkpoint.end_to_end_ms < 0 and checkpoint.status == "COMPLETED":
-        where = "`holdfast history --kinds checkpoint` has them"
-        return Chain([Cause(CauseKind.USUAL, f"it is complete; this coordinator has not seen its phases: {where}")])
+        text = "it is complete; its phases are neither known here nor in the job's history"
+        return Chain([Cause(CauseKind.USUAL, text)])
     if checkpoint.is_savepoint:
         return Chain([Cause(CauseKind.USUAL, "nothing is wrong with it; savepoints are not compared, since they store everything")])
     count = len(facts.before(checkpoint.checkpoint_id))

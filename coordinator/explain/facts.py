@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from holdfast.barriers.messages import CheckpointKind, TaskState, clip, printable
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey, TaskState, clip, printable
 from holdfast.coordinator.explain.records import Phase, PhaseView, Place, Situation
 from holdfast.coordinator.views import CheckpointPhases, CheckpointView, SubtaskCheckpointView, SubtaskView
 
@@ -101,6 +101,7 @@ class Facts:
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
         self.job, self.config, self.stats = situation.job, situation.config, situation.stats
+        self.record = situation.record
         self.graph = self.job.graph
         self.views = {vertex.vertex_id: vertex for vertex in self.job.vertices}
         self.workers = {worker.slot: worker for worker in self.job.workers}
@@ -123,6 +124,8 @@ class Facts:
         return Place(shown(vertex.name), shown(vertex.operators[0].uid), subtask, self.host(vertex_id, subtask))
 
     def host(self, vertex_id: str, subtask: int) -> str:
+        if self.record is not None:
+            return shown(self.record.hosts.get(SubtaskKey(vertex_id, subtask), ""))
         found = self.subtask(vertex_id, subtask)
         return shown(found.host) if found is not None else ""
 
@@ -210,6 +213,9 @@ class Facts:
                 value = read(slowest)
                 if value >= 0 and value > longest.get(phase, (-1, "", 0))[0]:
                     longest[phase] = value, vertex, slowest.subtask
+        for name, (value, vertex) in self.record.longest.items() if self.record is not None else ():
+            if value > longest.get(Phase(name), (-1, "", 0))[0]:
+                longest[Phase(name)] = value, vertex, -1
         found = [
             self._phase(checkpoint, phase, value, self.place(vertex, subtask))
             for phase, (value, vertex, subtask) in longest.items()

@@ -68,14 +68,15 @@ def _expired(facts: Facts, checkpoint: CheckpointView) -> Chain:
     missing = missing_subtasks(checkpoint)
     if not missing:
         return Chain([Cause(CauseKind.EXPIRED, text + _quoted(checkpoint.failure_message or "", "expired"))])
-    if _attempt_changed(facts, checkpoint):
+    if facts.record is not None or _attempt_changed(facts, checkpoint):
+        count = max(facts.record.missing, len(missing)) if facts.record is not None else len(missing)
         named = ", ".join(str(facts.place(each.vertex, each.subtask)) for each in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        lost = Cause(
-            CauseKind.MISSING_ACKS, f"{len(missing)} of {checkpoint.num_subtasks} acknowledgements were missing: {named}{more}"
-        )
-        unknown = Cause(CauseKind.NOT_KNOWN, "the job has restarted since: what they did then is not known any more")
-        return Chain([Cause(CauseKind.EXPIRED, text), lost, unknown], missing[0].vertex)
+        more = f" and {count - 5} more" if count > 5 else ""
+        lost = Cause(CauseKind.MISSING_ACKS, f"{count} of {checkpoint.num_subtasks} acknowledgements were missing: {named}{more}")
+        why = "the job has restarted since: what they did then is not known any more"
+        if facts.record is not None:
+            why = "what they did then is not on record"
+        return Chain([Cause(CauseKind.EXPIRED, text), lost, Cause(CauseKind.NOT_KNOWN, why)], missing[0].vertex)
     chain = explain_missing_acks(facts, checkpoint, missing, ended_ms=checkpoint.failure_ms)
     chain.causes.insert(0, Cause(CauseKind.EXPIRED, text))
     return chain

@@ -4,14 +4,14 @@ A verdict is about what a person would do: ok, nothing; at risk, look at it by d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from holdfast.barriers.guarantee import COMMITTER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY
-from holdfast.coordinator.drills.records import DrillState, DrillView, drilled_ms
+from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
@@ -76,7 +76,7 @@ def _safe(facts: Facts) -> SafeView:
     if failures and verdict is Verdict.OK:
         one_more = "; one more fails the job over" if failures >= tolerable else f" of {tolerable} that are tolerable"
         verdict, why = Verdict.AT_RISK, f"{failures} checkpoints in a row have failed{one_more}"
-    drilled = drilled_ms(facts.situation.drills)
+    situation = facts.situation
     return SafeView(
         verdict=verdict,
         why=why,
@@ -85,16 +85,20 @@ def _safe(facts: Facts) -> SafeView:
         interval_ms=facts.interval_ms,
         replay_ms=age_ms if cut is not None else _running_ms(facts),
         replay_records=_replayed(facts, cut),
-        verified_ms=drilled,  # which reads all of its files, by their checksums
-        drilled_ms=drilled,
+        verified_ms=verified_ms(situation.drills, situation.verifications),
+        drilled_ms=drilled_ms(situation.drills),
+        are_drills_known=situation.are_drills_known,
     )
 
 
 def _damage(facts: Facts, cut: CutView | None) -> str:
-    """What the newest drill found of the snapshot that a failure now goes back to; empty if nothing is wrong, or it was not
-    read."""
+    """What the newest drill or verification found of the snapshot that a failure now goes back to; empty if nothing is wrong, or it
+    was not read."""
     found = next((drill for drill in facts.situation.drills if cut is not None and drill.checkpoint_id == cut.checkpoint_id), None)
-    return _failed_drill(found) if found is not None and found.state is DrillState.FAILED else ""
+    if found is not None and found.state is DrillState.FAILED:
+        return _failed_drill(found)
+    number = cut.checkpoint_id if cut is not None else -1
+    return _unsound(facts, [each for each in facts.situation.verifications if each.checkpoint_id == number])
 
 
 def _damage_before(facts: Facts, cut: CutView | None) -> str:
@@ -102,9 +106,22 @@ def _damage_before(facts: Facts, cut: CutView | None) -> str:
     it may share files with that one, or be written by what damaged it."""
     told = (each for each in facts.situation.drills if each.state in (DrillState.PASSED, DrillState.FAILED))
     last = max(told, key=lambda each: each.started_ms, default=None)
-    if cut is None or last is None or last.state is not DrillState.FAILED or last.checkpoint_id == cut.checkpoint_id:
+    if cut is None:
         return ""
+    if last is None or last.state is not DrillState.FAILED or last.checkpoint_id == cut.checkpoint_id:
+        found = _unsound(facts, facts.situation.verifications)
+        return f"{found}; checkpoint {cut.checkpoint_id} has not been verified since" if found else ""
     return f"{_failed_drill(last)}; checkpoint {cut.checkpoint_id} has not been drilled since"
+
+
+def _unsound(facts: Facts, verifications: Sequence[Verification]) -> str:
+    """What the newest of these found, if it found something, and no drill has passed since."""
+    newest = max(verifications, key=lambda each: each.began_ms, default=None)
+    if newest is None or not newest.problem_count or drilled_ms(facts.situation.drills) >= newest.began_ms:
+        return ""
+    more = f" and {newest.problem_count - 1} more" if newest.problem_count > 1 else ""
+    first = shown(newest.first_problem, TEXT_BYTES_MAX)
+    return f"a verification of checkpoint {newest.checkpoint_id} found damaged files: {first}{more}"
 
 
 def _failed_drill(drill: DrillView) -> str:

@@ -12,8 +12,8 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
-from holdfast.coordinator.drills.records import DrillView
-from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, ScheduleView
+from holdfast.coordinator.drills.records import DrillView, Verification
+from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, RecordedCheckpointView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
 
@@ -50,6 +50,13 @@ class Situation(msgspec.Struct, frozen=True):
     """What workers of missing acknowledgements saw of their own stacks, in the order in which they were asked."""
     drills: tuple[DrillView, ...] = ()
     """Of the job's snapshots, newest first."""
+    are_drills_known: bool = True
+    """False: those on record have not been read yet."""
+    verifications: tuple[Verification, ...] = ()
+    """Of the job's snapshots, newest first."""
+    record: RecordedCheckpointView | None = None
+    """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
+    `job` shows nothing of the present, and no judgement is over all subtasks."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out
@@ -237,6 +244,8 @@ class SafeView(msgspec.Struct, frozen=True):
     """When all of its files were read and checked; -1: never."""
     drilled_ms: int = -1
     """When it was restored for a trial; -1: never."""
+    are_drills_known: bool = True
+    """False: what is on record of drills has not been read yet, as for a moment behind a change of the leader."""
     replay_ms: int = -1
     """Time whose records a failure replays."""
     replay_records: int = -1

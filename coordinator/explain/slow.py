@@ -120,6 +120,9 @@ def _barrier(facts: Facts, checkpoint: CheckpointView, late: _Acked, excess_ms: 
         known = [each for each in before if each is not None and each.vertex_id not in seen]
         source = max(known, key=lambda each: each.passed_ms, default=None)
         if source is None or source.passed_ms < late.barrier_ms - excess_ms / 2:
+            if facts.record is not None:  # those in front of it may not be among the subtasks on record
+                text = f"the barrier came late to {facts.place(late.vertex_id)}; what held it up is not on record"
+                return chain.add(Cause(CauseKind.NO_LONGER_SEEN, text, facts.place(late.vertex_id)))
             return follow_barrier(facts, late.vertex_id, chain, ended_ms=_ended_ms(checkpoint))
         seen.add(source.vertex_id)
         place = facts.place(source.vertex_id, source.view.subtask)
@@ -211,11 +214,12 @@ def _of_state(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause |
     usual_state = facts.median(number, lambda phases: phases.state_size)
     total = checkpoint.checkpointed_size
     more = usual >= 0 and total > GROWN_FACTOR * usual and total - usual > STATE_SKEW_BYTES_MIN
-    is_rewritten = facts.config.is_incremental and written >= REWRITTEN_SHARE * slow.view.state_size
+    is_whole = facts.record is None
+    is_rewritten = is_whole and facts.config.is_incremental and written >= REWRITTEN_SHARE * slow.view.state_size
     if more and is_rewritten and checkpoint.state_size <= GROWN_FACTOR * usual_state:
         text = f"{place} wrote its state anew ({size_text(written)}), as an increment does from time to time"
         return Cause(CauseKind.BASE_REWRITE, f"{text}; usually all write {size_text(usual)} together", place)
-    siblings = [each.checkpointed_size for each in facts.acked(checkpoint)[slow.vertex_id]]
+    siblings = [each.checkpointed_size for each in facts.acked(checkpoint)[slow.vertex_id]] if is_whole else [written]
     siblings.remove(written)
     median = median_of(siblings)
     if siblings and written > STATE_SKEW_FACTOR * median and written - median > STATE_SKEW_BYTES_MIN:
@@ -260,6 +264,10 @@ def _of_storage(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause
         return Cause(
             CauseKind.SMALL_FILES, f"{place} wrote {view.new_files} files of {mean} on average: each one costs a request", place
         )
+    if facts.record is not None:
+        took = time_text(max(view.store_ms, 0) or view.async_ms)
+        text = f"the storing of {place} took {took}, of {size_text(view.checkpointed_size)}"
+        return Cause(CauseKind.SLOW_STORE, f"{text}; how fast the others stored is not on record", place)
     usual_rate = facts.median(checkpoint.checkpoint_id, lambda phases: phases.store_rate)
     writers = [
         subtask

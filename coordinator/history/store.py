@@ -132,8 +132,7 @@ class _Found:
 
 def read_history(paths: JobPaths, query: HistoryQuery, now_ms: int) -> Flow[HistoryPage]:
     """A page of a job's history; without a record for a job that has none. `now_ms`: wall clock."""
-    names: list[str] = yield ListFolder(paths.histories)
-    files = sorted(found for found in (parse_history_name(name) for name in names) if found is not None)
+    files = yield from list_files(paths)
     if query.newest:
         return (yield from _read_newest(paths, files, query, now_ms))
     start = 0
@@ -180,6 +179,19 @@ def _read_newest(paths: JobPaths, files: Sequence[tuple[int, int]], query: Histo
     if surplus > 0:
         since = Position(found.entries[0].epoch, found.entries[0].number)
     return replace(_page(found, more=False, now_ms=now_ms), since=str(since) if since is not None else "")
+
+
+def list_files(paths: JobPaths) -> Flow[list[tuple[int, int]]]:
+    """Epoch and first number of each file, oldest first."""
+    names: list[str] = yield ListFolder(paths.histories)
+    return sorted(found for found in (parse_history_name(name) for name in names) if found is not None)
+
+
+def read_file_entries(paths: JobPaths, name: tuple[int, int], kinds: frozenset[str]) -> Flow[tuple[HistoryEntry, ...]]:
+    """Records of one file, oldest first; those that can't be read are left out."""
+    found = _Found()
+    _take(paths, name, (yield from _read_file(paths, name)), HistoryQuery(None, kinds, PAGE_BYTES_MAX), found)
+    return tuple(found.entries)
 
 
 def _read_file(paths: JobPaths, name: tuple[int, int]) -> Flow[bytes | None]:

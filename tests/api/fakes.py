@@ -47,7 +47,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
 from holdfast.coordinator.dispatcher.questions import Question
-from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
@@ -484,6 +484,9 @@ class FakeCoordinator:
     def drills(self, job_id: str) -> tuple[DrillView, ...]:
         self._called("drills", job_id)
         return tuple(self.drilled)
+
+    def note_verified(self, job_id: str, location: str, found: Verification) -> None:
+        self._called("note_verified", job_id, location, found)
 
     def cost(self, job_id: str) -> Cost:
         self._called("cost", job_id)

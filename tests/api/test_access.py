@@ -24,7 +24,13 @@ from holdfast.api.server.app import create_app
 from holdfast.api.server.server import connection_guard
 from holdfast.api.settings import ServerSettings
 from holdfast.coordinator.ha.records import derive_job_id
-from holdfast.statebackends.errors import AccessDeniedError, AuthenticationError, CorruptStateError, InvalidConfigError
+from holdfast.statebackends.errors import (
+    AccessDeniedError,
+    AuthenticationError,
+    CorruptStateError,
+    InvalidConfigError,
+    NotFoundError,
+)
 from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE, is_directory_file, token_path
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_graph, serving
 
@@ -72,7 +78,6 @@ def test_the_dialect_is_classified_with_and_without_its_prefix(prefix: str) -> N
         ("GET", "/v1/jobs/"),
         ("get", "/v1/jobs"),
         ("HEAD", "/v1/jobs"),
-        ("GET", ""),
     ],
 )
 def test_what_no_rule_names_is_for_administrators_alone(method: str, path: str) -> None:
@@ -81,6 +86,14 @@ def test_what_no_rule_names_is_for_administrators_alone(method: str, path: str) 
     for role in (Role.VIEWER, Role.OPERATOR, Role.WORKER):
         with pytest.raises(AccessDeniedError):
             check_request(Caller(role), method, path)
+
+
+@pytest.mark.parametrize("path", ["", "*", "jobs", "@10.0.0.1/overview", "@10.0.0.1/v1/jobs", "http:/jobs/overview"])
+def test_what_does_not_begin_as_a_path_is_one_for_nobody(path: str) -> None:
+    assert classify("GET", path) is None
+    for role in Role:
+        with pytest.raises(NotFoundError):
+            check_request(Caller(role), "GET", path)
 
 
 MATRIX = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -14,10 +15,11 @@ import urllib3
 
 from holdfast.api.events import stream
 from holdfast.api.events.cloudevents import cloud_event
-from holdfast.api.events.follower import Told, decode_fed
+from holdfast.api.events.follower import Follower, ReadHistory, Told, decode_fed
 from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, HistoryGap, HistoryPage, Position, encode_line
 from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.statebackends.errors import AuthenticationError
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
 from tests.api.test_protocol import eventually
 
@@ -199,6 +201,42 @@ def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: py
         with pytest.raises(EOFError):
             reader.event()
     assert 'holdfast_event_streams_closed_total{reason="access"} 1.0' in served.request("GET", "/metrics").data.decode()
+
+
+def test_a_slow_reader_is_told_no_more_of_a_batch_once_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event may take SEND_TIMEOUT_S: of a hundred of them, most of an hour."""
+    monkeypatch.setattr(stream, "RECHECK_S", 0.0)
+    feed, checks, blocks = HistoryFeed(), itertools.count(1), list[bytes]()
+    follower = Follower(feed)
+    for number in range(1, 51):
+        feed.publish(FedRecord(JOB, "job", 7, number, encode_line(number, AT_MS + number, "state", {})))
+
+    async def recheck() -> None:
+        if next(checks) > 3:
+            raise AuthenticationError("revoked")
+
+    async def read(_wanted: ReadHistory) -> None:
+        return None
+
+    async def send(message: Any) -> None:
+        blocks.append(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    streams = stream.EventStreams()
+    answer = stream.EventStream(streams, "token", feed, follower, stream.job_id_of, read, recheck)
+    asyncio.run(answer({}, receive, send))
+    assert sum(block.startswith(b"id: ") for block in blocks) == 2
+    assert streams.closed == {"access": 1}
+
+
+def test_streams_of_two_tokens_of_one_name_are_counted_by_token(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "STREAMS_OF_ONE_MAX", 1)
+    issued = [served.json("POST", "/v1/tokens", {"role": "viewer", "name": "ci"}, status=201)["token"] for _ in range(2)]
+    one, other = (Served(served.url, token, served.http) for token in issued)
+    with reading(one, "/v1/events"), reading(other, "/v1/events"):
+        assert one.request("GET", "/v1/events").status == 503
 
 
 def test_a_reader_that_does_not_read_is_cut_off(

@@ -178,6 +178,13 @@ def test_member_that_stands_by_counts_no_job_in_its_metrics(pair: tuple[Member, 
     assert b'holdfast_jobs{state="RUNNING"}' not in standby.request("GET", "/metrics").data
 
 
+def test_members_tell_who_is_active_and_how_often_that_changed(pair: tuple[Member, Member]) -> None:
+    told = [set(member.request("GET", "/metrics").data.decode().splitlines()) for member in pair]
+    assert [f"holdfast_member_active {value}" in lines for value, lines in zip(("1.0", "0.0"), told, strict=True)] == [True, True]
+    epochs = [line for lines in told for line in lines if line.startswith("holdfast_member_epoch ")]
+    assert epochs == ["holdfast_member_epoch 1.0"] * 2
+
+
 def test_hand_over_changes_who_answers_and_the_dead_are_shown_as_gone(tmp_path: Path) -> None:
     first = Member(tmp_path, takeover_after_ms=3_000)
     eventually(lambda: first.status("/leader") == 200, "the first leads")
@@ -443,6 +450,34 @@ def test_active_member_that_does_not_answer_is_named() -> None:
     assert url.encode() in asked.messages[1]["body"]
 
 
+@pytest.mark.parametrize("target", ["@{victim}/overview", "x@{victim}/jobs/../vertices/../secret", "x/overview", "*"])
+def test_request_target_that_is_no_path_leads_to_no_other_host(
+    upstream: tuple[str, type[Upstream]], pair: tuple[Member, Member], target: str
+) -> None:
+    """`@host/overview` behind the active member's URL would be a URL of that host, with the active member for a user's name."""
+    _, standby = pair
+    url, victim = upstream
+    viewer = standby.json("POST", "/v1/tokens", {"name": "v", "role": "viewer"}, status=201)["token"]
+    sent = f"GET {target.format(victim=url.removeprefix('http://'))} HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer {viewer}\r\n\r\n"
+    host, _, port = standby.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), DEADLINE_S) as caller:
+        caller.sendall(sent.encode())
+        status = int(caller.recv(4096).split()[1])
+    assert victim.asked == []
+    assert status == 404
+
+
+@pytest.mark.parametrize("path", ["@{victim}/overview", "//{victim}/overview", "http://{victim}/overview"])
+def test_peer_asks_the_member_alone(upstream: tuple[str, type[Upstream]], path: str) -> None:
+    """Whatever the path is: the member that is asked is that of the URL."""
+    url, victim = upstream
+    with socket.socket() as member:
+        member.bind(("127.0.0.1", 0))
+        asked = Asked(middleware_of(StandingBy(f"http://127.0.0.1:{member.getsockname()[1]}")), _App)
+        assert asyncio.run(asked.run(path.format(victim=url.removeprefix("http://")))) == 503
+    assert victim.asked == []
+
+
 @pytest.mark.parametrize("own", ["https://10.0.0.1:1", "http://10.0.0.1:1"], ids=["to plain HTTP", "to another machine's loopback"])
 def test_token_goes_to_no_less_safe_a_place(upstream: tuple[str, type[Upstream]], own: str) -> None:
     url, active = upstream
@@ -465,6 +500,54 @@ def test_probe_believes_the_member_itself_alone(upstream: tuple[str, type[Upstre
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
+
+
+@contextlib.contextmanager
+def stranger(head: bytes, then: bytes, pause_s: float) -> Iterator[str]:
+    """Listens where a member did: tells a head, and then something again and again, until the caller leaves or 20 s are over."""
+    stop = threading.Event()
+
+    def tell(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            caller, _ = server.accept()
+            with caller:
+                caller.sendall(head)
+                until = time.monotonic() + DEADLINE_S
+                while time.monotonic() < until and not stop.wait(pause_s):
+                    caller.sendall(then)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=tell, args=(server,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("head", "then", "pause_s"),
+    [
+        (b"", b"H", 0.05),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", 0.3),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.05),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", b"x", 0.3),
+    ],
+    ids=["no status", "headers", "one header", "body"],
+)
+def test_probe_of_whoever_dribbles_ends_in_time(head: bytes, then: bytes, pause_s: float) -> None:
+    """While a probe has no answer nobody takes over."""
+    began = time.monotonic()
+    with stranger(head, then, pause_s) as url:
+        assert not Peers(url).is_active(url, "b" * 32, 0.5)
+        assert time.monotonic() - began < 4
+
+
+def test_probe_reads_no_body() -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n{MEMBER_HEADER}: {'b' * 32}\r\n\r\n".encode()
+    with stranger(head, bytes(1 << 16), 0) as url:
+        assert Peers(url).is_active(url, "b" * 32, 5.0)
 
 
 def test_time_to_a_takeover_is_longer_on_s3_and_bounded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.api.routes import metrics
 from holdfast.api.routes.metrics import CoordinatorCollector
+from holdfast.coordinator.views import DrillMark
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, FakeCoordinator, Served, make_overview
 
 OF_PRESSURE = (
@@ -36,6 +37,26 @@ def test_the_numbers_of_a_job_under_pressure(served: Served) -> None:
             f'holdfast_subtask_time_to_consume_seconds{{{label}"{SINK}"}} 1.5',
         ]
     )
+
+
+def test_drills_of_jobs_that_had_one_or_have_a_schedule(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(mark: DrillMark) -> dict[str, str]:
+        jobs = tuple(replace(job, drill=mark) for job in numbers)
+        monkeypatch.setattr(coordinator, "numbers", lambda: jobs)
+        lines = served.request("GET", "/metrics").data.decode().splitlines()
+        return {line.split("{")[0]: line.rsplit(" ")[-1] for line in lines if "drill" in line and f'{{job_id="{JOB}"' in line}
+
+    numbers = coordinator.numbers()
+    assert shown(DrillMark()) == {}
+    assert shown(DrillMark(overdue_ms=0)) == {"holdfast_drill_overdue_seconds": "0.0"}
+    assert shown(DrillMark(5_000, has_failed=True, overdue_ms=2_500)) == {
+        "holdfast_last_drill_timestamp_seconds": "5.0",
+        "holdfast_last_drill_failed": "1.0",
+        "holdfast_drill_overdue_seconds": "2.5",
+    }
+    assert shown(DrillMark(5_000))["holdfast_last_drill_failed"] == "0.0"
 
 
 def test_labels_by_subtask_are_bounded_over_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pyarrow as pa
 import pytest
 
 from holdfast.api.routes import jobs, snapshots
 from holdfast.api.snapshots import row_pages
-from holdfast.api.snapshots.row_pages import RowPosition, cell_text
+from holdfast.api.snapshots.row_pages import RowPosition, cell_text, clip_text
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.barriers.codec import ERROR_HEADER
 from holdfast.statebackends.errors import InvalidConfigError
@@ -94,6 +95,67 @@ def test_a_position_that_no_page_gave_is_refused(text: str) -> None:
 )
 def test_any_value_has_a_text(value: Any, text: str) -> None:
     assert cell_text(value) == text
+
+
+LARGE = 50_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(LARGE)),
+        [[] for _ in range(LARGE)],
+        [[0] * 300 for _ in range(LARGE // 100)],
+        {f"k{number}": number for number in range(LARGE)},
+        dict.fromkeys(range(LARGE)),
+        set(range(LARGE)),
+        "x" * LARGE * 10,
+        b"x" * LARGE * 10,
+        {"a": "x" * LARGE, "b": list(range(LARGE))},
+        {"x" * LARGE: 1},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_of_a_large_value_no_more_becomes_text_than_is_shown(value: Any) -> None:
+    """Objects and JSON of a large value are made without letting the interpreter lock go: of 256 MiB that takes minutes, in which
+    no worker of any job is heard."""
+    text = cell_text(value)
+    assert row_pages.CELL_CHARACTERS_MAX < len(text) < 20 * row_pages.CELL_CHARACTERS_MAX
+    assert clip_text(text)[:900] == clip_text(json.dumps(whole_of(value), default=str))[:900]
+
+
+def whole_of(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.hex()
+        case dict() if not all(isinstance(key, str) for key in value):
+            return list(value.items())
+        case set():
+            return str(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (list(range(LARGE)), pa.list_(pa.int64())),
+        ([[0] * 300 for _ in range(LARGE // 100)], pa.large_list(pa.list_(pa.int64()))),
+        ([{"a": [number], "b": "é"} for number in range(LARGE)], pa.list_(pa.struct({"a": pa.list_(pa.int64()), "b": pa.utf8()}))),
+        ([(number, None) for number in range(LARGE)], pa.map_(pa.int64(), pa.utf8())),
+        ("x" * LARGE * 10, pa.utf8()),
+    ],
+    ids=["list", "nested", "structs", "map", "text"],
+)
+def test_of_a_large_row_no_more_becomes_objects_than_is_shown(value: Any, kind: Any) -> None:
+    batch = pa.record_batch({"key": ["k", "l", "m"], "value": pa.array([value, None, value], kind)})
+    found = row_pages.plain_rows(batch)
+    assert [row["key"] for row in found] == ["k", "l", "m"]
+    assert found[1]["value"] is None
+    for row in (found[0], found[2]):
+        assert len(row["value"]) <= row_pages.CELL_CHARACTERS_MAX + 1
+        assert clip_text(cell_text(row["value"])) == clip_text(cell_text(value))
+    small = batch.slice(1, 1)
+    assert row_pages.plain_rows(small) == small.to_pylist()
 
 
 # ------------------------------------------------------------------------------------------------------------ over REST

@@ -103,6 +103,24 @@ def test_over_tls_the_cookie_is_secure(tmp_path: Path) -> None:
         http.clear()
 
 
+def test_nobody_says_from_where_it_asks(service: Served) -> None:
+    """Else each login would be the first one of its address, and the audit log would have what the caller likes."""
+    browser = Browser(service)
+    browser.ask("POST", "/ui/login", {"token": TOKEN}, {**SAME, "X-Forwarded-Proto": "https"})
+    assert browser.set_cookie
+    assert "Secure" not in browser.set_cookie
+    statuses = [
+        service.http.request(
+            "POST",
+            f"{service.url}/ui/login",
+            body=json.dumps({"token": "wrong"}).encode(),
+            headers={"X-Forwarded-For": f"10.0.0.{number}", "X-Forwarded-Proto": "https"},
+        ).status
+        for number in range(3 * LOGINS_PER_S)
+    ]
+    assert 429 in statuses
+
+
 @pytest.mark.parametrize("headers", ELSEWHERE)
 def test_a_page_elsewhere_changes_nothing(service: Served, headers: dict[str, str]) -> None:
     browser = Browser(service)

@@ -259,8 +259,8 @@ def test_verify_of_a_damaged_metadata(savepoint: Path) -> None:
     assert str(file) in run("verify", savepoint, code=1)
     (problem,) = json.loads(run("verify", savepoint, "--json", code=1))["problems"]
     assert (problem["kind"], str(file) in problem["detail"]) == ("metadata", True)
-    file.write_bytes(content.replace(b'"version":1', b'"version":3', 1))
-    assert "version 3 is not supported" in fails("verify", savepoint)
+    file.write_bytes(content.replace(b'"version":1', b'"version":9', 1))
+    assert "version 9 is not supported" in fails("verify", savepoint)
 
 
 def test_verify_names_what_it_could_not_check(savepoint: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_savepoints_pointer_is_followed(savepoint: Path, tmp_path: Path) -> No
         (pointer / "_metadata").write_bytes(encode_record(SavepointRecord(9, location, CheckpointKind.SAVEPOINT, 0, 1, "n")))
         assert hf.Snapshot(pointer).location == str(savepoint)
     file = savepoint / "_metadata"
-    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":3', 1))
+    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":9', 1))
     with pytest.raises(UnsupportedVersionError):
         hf.Snapshot(pointer)
 

@@ -17,7 +17,7 @@ from holdfast.barriers.codec import ERROR_HEADER
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import SavepointRecord, encode_record
 from holdfast.coordinator.views import SavepointPlaces
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.fakes import FakeCoordinator, Served, serving
@@ -25,8 +25,13 @@ from tests.statebackends.snapshot_harness import SOME, UID, write
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Iterator[Served]:
-    with serving(FakeCoordinator(), tmp_path / "state", snapshot_dirs=(str(tmp_path / "kept"),)) as running:
+def coordinator() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+@pytest.fixture
+def shown(tmp_path: Path, coordinator: FakeCoordinator) -> Iterator[Served]:
+    with serving(coordinator, tmp_path / "state", snapshot_dirs=(str(tmp_path / "kept"),)) as running:
         yield running
 
 
@@ -57,6 +62,26 @@ def test_a_snapshot_is_described_and_verified(shown: Served, checkpoint: Path, s
         assert (report["sound"], report["problems"], report["problem_count"]) == (True, [], 0)
     assert inspect(shown, checkpoint)["location"] == str(checkpoint)
     assert verify(shown, savepoint)["files"] == len(list(savepoint.iterdir()))
+
+
+def test_the_outcome_of_a_verification_is_told_to_the_job_and_its_refusal_harms_nothing(
+    shown: Served, savepoint: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify(shown, savepoint)
+    next(savepoint.glob("*.parquet")).unlink()
+    verify(shown, savepoint)
+    sound, damaged = [call for call in coordinator.calls if call[0] == "note_verified"]
+    assert sound[2] == damaged[2] == str(savepoint)
+    assert (sound[3].checkpoint_id, sound[3].problem_count, sound[3].first_problem) == (7, 0, "")
+    assert damaged[3].problem_count >= 1
+    assert ".parquet" in damaged[3].first_problem
+    assert damaged[3].began_ms >= sound[3].began_ms > 1_700_000_000_000
+
+    def refuse(*_: Any) -> None:
+        raise NotFoundError("it is of no job here")
+
+    monkeypatch.setattr(coordinator, "note_verified", refuse)
+    assert verify(shown, savepoint)["sound"] is False
 
 
 def test_damage_is_an_answer_and_a_damaged_metadata_an_error(

@@ -199,6 +199,37 @@ def test_changed_files_are_taken_and_broken_ones_are_not(
     assert live.pair == second
 
 
+def test_a_pair_that_becomes_good_without_a_change_of_its_files_is_taken(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tool renews the files as root, and makes them readable to this user a moment later: neither time nor size changes. Or the
+    certificate begins a moment from now, or the folder of temporary files is full."""
+    certificate, key = write_pair(tmp_path, issue_pair(authority, HOSTS, NOW))
+    time = [NOW]
+    live = LiveContext(FilePair(certificate, key), now=lambda: time[0])
+    second = issue_pair(authority, ("localhost", "new"), NOW + 2 * DAY + datetime.timedelta(minutes=1))
+    write_pair(tmp_path, second)
+    assert not live.refresh()
+    time[0] += datetime.timedelta(minutes=2)
+    assert live.refresh()
+    assert live.pair == second
+
+    third = issue_pair(authority, ("localhost", "newer"), NOW)
+    write_pair(tmp_path, third)
+
+    def refuse(*_arguments: object) -> Pair:
+        raise PermissionError("not yet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.api.tls.live.read_pair", refuse)
+        assert not live.refresh()
+        assert not live.refresh()
+    assert live.pair == second
+    assert live.refresh()
+    assert live.pair == third
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"], "each is said once"
+
+
 def test_an_own_certificate_is_made_anew_before_its_end(authority: Authority) -> None:
     time = [NOW]
     live = LiveContext(OwnPair(authority, HOSTS), now=lambda: time[0])

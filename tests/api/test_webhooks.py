@@ -22,6 +22,7 @@ import pytest
 from holdfast.api.events import sender, webhooks
 from holdfast.api.events.addresses import ForbiddenAddressError, connect, is_forbidden
 from holdfast.api.events.delivery import RETRY_MS_MAX, TRIES_OF_A_BAD_EVENT_MAX, Delivery, Outcome, Then, outcome_of, sign
+from holdfast.api.events.follower import Told
 from holdfast.api.events.webhook_file import Webhook, read_webhooks
 from holdfast.api.events.webhooks import Webhooks, read_places, store_places
 from holdfast.api.logs import writing_log
@@ -402,6 +403,47 @@ def test_a_receiver_that_hangs_or_dribbles_is_left_in_time(
         eventually("both are taken", lambda: receiver.taken == ["7-1", "7-2"])
         ended.set()
         eventually("both are counted", lambda: started.numbers()[0][1] == {"timed_out": 2, "delivered": 2})
+
+
+def test_a_receiver_whose_name_takes_long_has_no_more_time_for_it(
+    coordinator: FakeCoordinator, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "TOTAL_TIMEOUT_S", 0.1)
+
+    def connect_late(*arguments: Any) -> socket.socket:
+        sock = connect(*arguments)
+        assert was_cut.wait(20)
+        return sock
+
+    was_cut = threading.Event()
+
+    class Timer(threading.Timer):
+        def __init__(self, after_s: float, cut: Callable[[], None]) -> None:
+            was_cut.clear()
+
+            def both() -> None:
+                cut()
+                was_cut.set()
+
+            super().__init__(after_s, both)
+
+    monkeypatch.setattr(sender, "connect", connect_late)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    with running(coordinator, receiver, tmp_path) as started:
+        publish(coordinator, 1)
+        eventually("it is late", lambda: started.numbers()[0][1].get("timed_out", 0) > 0)
+    assert receiver.asked == []
+
+
+def test_no_more_jobs_are_remembered_than_are_stored(
+    coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "JOBS_MAX", 3)
+    runner = webhooks._Runner(Webhook("pager", "http://127.0.0.1:1/", KEY), coordinator, str(tmp_path))
+    for number in range(1, 6):
+        entry = HistoryEntry(7, number, AT_MS, "state", {})
+        runner._pass(Told(f"{number:032x}", "job", entry))
+    assert list(runner._done) == [f"{number:032x}" for number in (3, 4, 5)]
 
 
 def has_failed(started: Webhooks, outcome: str) -> bool:

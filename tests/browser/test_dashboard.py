@@ -337,6 +337,25 @@ def test_a_job_or_checkpoint_that_is_not_there_is_said_to_be_so(browser: Browser
     browser.until("nothing said", lambda: "No such job" in browser.text)
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        f"jobs/{JOB}%2Fyarn-cancel%3F",
+        f"jobs/x%2F..%2F{JOB}%2Fyarn-cancel%23/checkpoints",
+        f"jobs/{JOB}/vertices/..%2Fyarn-cancel%3F",
+        f"jobs/{JOB}/checkpoints/..%2F..%2Fyarn-cancel%3F",
+    ],
+)
+def test_a_link_changes_nothing_whatever_ids_it_names(browser: Browser, coordinator: StagedCoordinator, link: str) -> None:
+    """A link from a mail, opened by whoever is logged in: an id in it that is a path would be asked for, and a job is cancelled by
+    a GET of a page of this service."""
+    browser.asked()
+    browser.go(link)
+    browser.settled("No such page")
+    assert [url for url, _ in browser.asked() if "yarn-cancel" in urlsplit(url).path] == []
+    assert ("cancel", JOB) not in coordinator.calls
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_report_of_the_simulator(anywhere: Browser, served: Served, tmp_path: Path, dark: bool) -> None:
     """A page of a file, which asks nobody for anything."""
@@ -357,7 +376,7 @@ def test_a_report_of_the_simulator(anywhere: Browser, served: Served, tmp_path: 
     assert anywhere.complaints() == []
     assert {url for url, _ in anywhere.asked() if not url.startswith(served.url)} == {file.as_uri()}
     anywhere.open(f"{served.url}/ui/")
-    anywhere.settled("Jobs")
+    anywhere.find("header.top")  # the session goes on
 
 
 def test_a_viewer_sees_no_rows_and_changes_nothing_until_its_token_is_revoked(

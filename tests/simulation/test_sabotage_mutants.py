@@ -28,7 +28,7 @@ from holdfast.barriers.wiring import derive_inputs
 from holdfast.chaos.checkers import INVARIANTS
 from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
-from holdfast.chaos.workloads import WORKLOADS
+from holdfast.chaos.workloads import ON_DEMAND, WORKLOADS
 from holdfast.coordinator.restore import assign as restore_module
 from holdfast.operators.sources.enumerator import EnumeratorReader
 from holdfast.operators.sources.generator import GeneratorSource
@@ -94,7 +94,7 @@ def test_it_names_what_exists(sabotage: Sabotage) -> None:
     assert "\n" not in sabotage.meaning
     assert sabotage.invariants
     assert set(sabotage.invariants) <= set(INVARIANTS)
-    assert set(sabotage.workloads) <= set(WORKLOADS)
+    assert set(sabotage.workloads) <= {*WORKLOADS, *ON_DEMAND}
     assert expand_kinds(sabotage.kinds)
     check_plan(sabotage.plan or ())
     assert 1 <= sabotage.seeds_max <= 200

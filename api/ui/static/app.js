@@ -16,7 +16,9 @@ import { Failures } from "./pages/failures.js"
 import { Care } from "./pages/care.js"
 import { Members, Tokens, Audit } from "./pages/service.js"
 
-// Path pattern -> [title, page]; `:name` is a segment, decoded.
+// Path pattern -> [title, page]; `:name` is a segment, decoded. Ids become part of the paths that a page asks for, whoever made the
+// link: one that is no id has no page, as it could be the way to another route.
+const IDS = { job: /^[0-9a-f]{32}$/, vertex: /^[0-9a-f]{32}$/, checkpoint: /^[0-9]{1,19}$/ }
 const ROUTES = [
   ["", "Jobs", Jobs],
   ["jobs/:job", "Overview", Job],
@@ -41,6 +43,7 @@ function where() {
     if (wanted.length !== segments.length || !wanted.every((part, at) => part[0] === ":" || part === segments[at])) continue
     try {
       const values = Object.fromEntries(wanted.flatMap((part, at) => part[0] === ":" ? [[part.slice(1), decodeURIComponent(segments[at])]] : []))
+      if (Object.entries(values).some(([name, value]) => IDS[name] && !IDS[name].test(value))) break
       return { title, Page, values, query: new URLSearchParams(query), path }
     } catch { break /* an escape that is none */ }
   }

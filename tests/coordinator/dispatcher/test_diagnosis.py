@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 from holdfast.barriers.messages import TaskState
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher import diagnosis
 from holdfast.coordinator.explain.records import CauseKind, Verdict
 from holdfast.coordinator.service import CoordinatorService
-from holdfast.statebackends.errors import NotFoundError
-from tests.coordinator.doubles import Crew, leading, submission, word_count
+from holdfast.statebackends.errors import NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import ListFolder
+from tests.coordinator.doubles import Crew, leading, submission, wait_until, word_count
 
 UNKNOWN = "e" * 32
 
@@ -54,7 +58,8 @@ def test_a_job_from_its_first_checkpoint_to_its_end_and_after_a_restart_of_the_c
     assert recorded.resume.location == ended.resume.location
     assert service.explain(job_id).first_cause.kind is CauseKind.STOPPED
     of_one = service.explain(job_id, recorded.resume.checkpoint_id)
-    assert (of_one.is_usual, of_one.phases) == (True, ())
+    assert (of_one.is_usual, of_one.compared >= 3) == (True, True), "as the history has it"
+    assert {view.phase.value for view in of_one.phases} >= {"start_delay", "sync", "acknowledge", "decide"}
     with pytest.raises(NotFoundError):
         service.explain(job_id, 9_999)
     service.close()
@@ -91,6 +96,70 @@ def test_a_checkpoint_whose_acknowledgements_do_not_come(tmp_path: Path) -> None
     assert "subtask 1 on localhost (RUNNING)" in found.causes[1].text
     assert service.health(crew.job_id).safe.verdict is not Verdict.OK, "checkpoints in a row fail"
     service.close()
+
+
+def test_the_next_leader_explains_what_it_has_not_seen_and_compares_with_it(tmp_path: Path) -> None:
+    root = str(tmp_path / "state")
+    service = leading(ServiceConfig(root, seed=1))
+    crew = running(service, checkpoint_interval_ms=20)
+    job_id = crew.job_id
+    crew.until_completed(6)
+    number = service.checkpoints(job_id).history[-1].checkpoint_id + 3
+    service.close()
+
+    again = leading(ServiceConfig(root, seed=2, view_interval_ms=0))
+    with pytest.raises(NotFoundError):
+        again.checkpoint(job_id, number)
+    found = again.explain(job_id, number)
+    assert (found.subject, found.checkpoint_id, found.is_usual) == ("completed", number, True)
+    assert {view.phase.value for view in found.phases} >= {"start_delay", "sync", "acknowledge", "decide"}
+    assert found.compared >= 3
+    successors = Crew(again, job_id, 2)
+    successors.register()
+    successors.until_completed(1)
+    again.change_settings(job_id, {"checkpoint_interval_ms": None})
+    newest = again.checkpoints(job_id).latest_completed
+    assert newest is not None
+    assert again.explain(job_id, newest.checkpoint_id).compared >= 6, "its own first one, beside those of the leader before"
+    with pytest.raises(NotFoundError, match="nor was it found in the job's history"):
+        again.explain(job_id, 9_999)
+    again.close()
+
+
+class HangingHistory(LocalStorage):
+    """Storage that stops answering where a history is listed."""
+
+    released = threading.Event()
+
+    def execute(self, operation: Any) -> Any:
+        if isinstance(operation, ListFolder) and operation.prefix.endswith("history"):
+            self.released.wait(30)
+        return super().execute(operation)
+
+
+def test_a_history_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "HISTORY_WAIT_S", 0.1)
+    storage = HangingHistory(str(tmp_path / "state"))
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    for _ in range(4):
+        with pytest.raises(StorageUnavailableError, match=r"was not read within 0.1 s|histories are being read"):
+            service.explain(crew.job_id, 9_999)
+    assert service.explain(crew.job_id).checkpoint_id > 0
+    storage.released.set()
+    wait_until(lambda: _answers(service, crew.job_id), crew.pump, what="a history that is read again")
+    service.close()
+
+
+def _answers(service: CoordinatorService, job_id: str) -> bool:
+    try:
+        service.explain(job_id, 9_999)
+    except NotFoundError:
+        return True
+    except StorageUnavailableError:
+        return False
+    return False
 
 
 def test_a_job_without_workers(tmp_path: Path) -> None:

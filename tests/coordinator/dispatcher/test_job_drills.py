@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.records import Verdict
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.coordinator.service import CoordinatorService
+from holdfast.coordinator.views import DrillMark
 from holdfast.statebackends.errors import NotFoundError, StorageUnavailableError
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import ListFolder
 from tests.coordinator.dispatcher.test_diagnosis import running
 from tests.coordinator.doubles import Crew, leading, wait_until
 
@@ -150,7 +153,94 @@ def test_drills_are_scheduled_and_outlive_their_coordinator(service: Coordinator
     try:
         page = again.history(crew.job_id, HistoryQuery(kinds=frozenset({"drill"})))
         assert [entry.facts["rows"] for entry in page.entries] == [40]
+        first = again.health(crew.job_id).safe
+        assert (first.drilled_ms, first.are_drills_known) in ((-1, False), (begun.started_ms, True)), "from memory alone"
+        wait_until(lambda: again.health(crew.job_id).safe.are_drills_known, pause, what="drills on record")
         assert [each.drill_id for each in again.drills(crew.job_id)] == [begun.drill_id]
         assert again.health(crew.job_id).safe.drilled_ms == begun.started_ms
     finally:
         again.close()
+
+
+class DrillsStuck(LocalStorage):
+    """Storage that does not answer where drills are listed, before it is released."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.released, self.is_asked = threading.Event(), threading.Event()
+
+    def execute(self, operation: Any) -> Any:
+        if isinstance(operation, ListFolder) and operation.prefix.endswith("/drills"):
+            self.is_asked.set()
+            assert self.released.wait(60)
+        return super().execute(operation)
+
+
+def test_a_status_does_not_wait_for_the_drills_on_record(tmp_path: Path) -> None:
+    storage = DrillsStuck(tmp_path / "state")
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1, view_interval_ms=0), storage)
+    try:
+        crew = running(service, checkpoint_interval_ms=20)
+        crew.until_completed(1)
+        for _ in range(3):
+            safe = service.health(crew.job_id).safe
+            assert (safe.are_drills_known, safe.drilled_ms, safe.verdict) == (False, -1, Verdict.OK)
+        assert storage.is_asked.wait(10), "somebody reads them meanwhile"
+        assert service.numbers()[0].drill == DrillMark()
+    finally:
+        storage.released.set()
+    try:
+        wait_until(lambda: service.health(crew.job_id).safe.are_drills_known, pause, what="drills on record")
+    finally:
+        service.close()
+
+
+def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: CoordinatorService) -> None:
+    crew = running(service, checkpoint_interval_ms=20, drill_interval_ms=60_000)
+    crew.until_completed(2)
+
+    def mark() -> DrillMark:
+        return next(each.drill for each in service.numbers() if each.overview.job_id == crew.job_id)
+
+    assert mark() == DrillMark()
+    drills = service._drills
+    drills.look()
+    assert mark() == DrillMark(overdue_ms=0), "it has a schedule"
+    with_process(service, "import time; time.sleep(600)")
+    drills._thread = threading.current_thread()  # another job's drill takes all night
+    drills._seen_ms[crew.job_id] -= 90_000
+    drills.look()
+    assert 30_000 <= mark().overdue_ms < 60_000
+    drills._thread = None
+    with_process(service, PRINT.format('{"rows": 3, "problem_count": 1, "problems": ["x.parquet: damaged"]}'))
+    drills.look()
+    begun = service.drills(crew.job_id)[0]
+    assert outcome(service, crew.job_id, begun).state is DrillState.FAILED
+    service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})
+    drills.look()
+    assert mark() == DrillMark(begun.started_ms, has_failed=True, overdue_ms=0)
+
+
+def test_a_verification_counts_where_the_snapshot_is_the_job_s_own(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
+    job_id = crew.job_id
+    place = service.health(job_id).resume
+    found = Verification(place.checkpoint_id, 5_000)
+    service.note_verified(job_id, str(tmp_path / "elsewhere"), found)  # it says that it is this checkpoint
+    with pytest.raises(NotFoundError):
+        service.note_verified(job_id, place.location, Verification(999, 5_000))
+    with pytest.raises(NotFoundError):
+        service.note_verified("e" * 32, place.location, found)
+    assert service.health(job_id).safe.verified_ms == -1
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    service.note_verified(job_id, place.location.replace("/state/", "/link/"), found)
+    assert service.health(job_id).safe.verified_ms == 5_000
+    assert service.health(job_id).safe.drilled_ms == -1
+    damaged = Verification(place.checkpoint_id, 6_000, 1, "x: missing")
+    service.note_verified(job_id, place.location, damaged)
+    assert (service.health(job_id).safe.verdict, service.drills(job_id)) == (Verdict.BAD, ())
+    service.note_verified(job_id, place.location, Verification(place.checkpoint_id, 7_000))
+    (Path(place.location) / "_metadata").unlink()
+    (Path(place.location) / "_claim").unlink()
+    with pytest.raises(NotFoundError):
+        service.note_verified(job_id, place.location, damaged)
+    assert service.health(job_id).safe.verdict is not Verdict.BAD, "it was deleted while it was read"

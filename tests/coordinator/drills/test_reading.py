@@ -13,7 +13,8 @@ import pytest
 from holdfast.api.snapshots.snapshot import Snapshot
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.drills.reading import Findings, drill_snapshot
-from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drilled_ms, is_due
+from holdfast.coordinator.drills.records import DrillReport, DrillState, DrillView, drilled_ms, is_due, mark_of, told_due_ms
+from holdfast.coordinator.views import DrillMark
 from holdfast.statebackends.errors import StorageUnavailableError
 from tests.golden.goldens import folder_of
 
@@ -124,6 +125,17 @@ def test_outcomes() -> None:
     assert begun.ended(DrillReport(error="x"), 80).state is DrillState.ERROR
     assert drilled_ms([view(8, 90, DrillState.ERROR), view(7, 50), view(6, 10)]) == 50
     assert drilled_ms([view(8, 90, DrillState.FAILED)]) == -1
+
+
+def test_what_metrics_tell_of_drills() -> None:
+    failed, error, passed = view(8, 90, DrillState.FAILED), view(9, 95, DrillState.ERROR), view(7, 50)
+    assert mark_of([error, failed, passed], 5) == DrillMark(90, has_failed=True, overdue_ms=5)
+    assert mark_of([view(9, 99, DrillState.RUNNING), passed], -1) == DrillMark(50)
+    assert mark_of([error], 0) == DrillMark(overdue_ms=0)
+    assert told_due_ms(100, 9, [error, failed, passed], 10) == 190, "an error has told nothing"
+    assert told_due_ms(100, 8, [error, failed], 10) is None, "all is known of the newest one"
+    assert told_due_ms(100, 9, [error], 10) == 110
+    assert told_due_ms(100, -1, [], 10) is None
 
 
 @pytest.mark.parametrize(("memory_bytes_max", "is_read"), [(2 << 30, True), (24 << 20, False)])

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.drills.records import DrillState, DrillView
+from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
 from holdfast.coordinator.views import ScheduleView
@@ -222,3 +222,35 @@ def test_records_that_are_not_known_are_not_told() -> None:
         it.source_records = None
 
     assert health(change).safe.replay_records == -1
+
+
+@pytest.mark.parametrize(
+    ("verified", "drills", "verdict", "why", "ago_ms"),
+    [
+        (((40, 0, 500),), (), OK, "", 500),
+        (((40, 0, 500),), ((39, PASSED, 100),), OK, "", 100),
+        (((40, 2, 500), (39, 0, 900)), (), BAD, "checkpoint 40 found damaged files: x.parquet: length and 1 more", 900),
+        (((40, 1, 500),), ((40, PASSED, 100),), OK, "", 100),
+        (((40, 1, 500),), ((40, PASSED, 900),), BAD, "a verification of checkpoint 40", 900),
+        (((39, 0, 100), (40, 1, 500)), (), BAD, "a verification of checkpoint 40", 100),
+        (((40, 0, 100), (40, 1, 500)), (), OK, "", 100),
+        (((38, 1, 500),), (), AT_RISK, "checkpoint 40 has not been verified since", None),
+        (((40, 0, 100), (38, 1, 500)), (), OK, "", 100),
+        (((40, 0, 100),), ((40, FAILED, 500),), BAD, "a drill of checkpoint 40 found", 100),
+    ],
+)
+def test_a_verification_is_of_files_alone_and_ends_no_warning_of_a_drill(
+    verified: tuple[tuple[int, int, int], ...],
+    drills: tuple[tuple[int, DrillState, int], ...],
+    verdict: Verdict,
+    why: str,
+    ago_ms: int | None,
+) -> None:
+    found = tuple(Verification(number, NOW - ago, count, "x.parquet: length" * bool(count)) for number, count, ago in verified)
+    made = replace(Built(status=None).made(), drills=tuple(drill(*each) for each in drills), verifications=found)
+    safe = derive_health(made).safe
+    assert safe.verdict is verdict
+    assert why in safe.why
+    assert safe.verified_ms == (NOW - ago_ms if ago_ms is not None else -1)
+    passed = [NOW - ago for _, state, ago in drills if state is PASSED]
+    assert safe.drilled_ms == max(passed, default=-1), "a verification is no drill"

@@ -150,5 +150,5 @@ def test_version_2_is_of_snapshots_with_records_in_flight_alone() -> None:
     for wrong in (stored(version=1), msgspec.structs.replace(plain, version=2), stored(channels=())):
         with pytest.raises(InvalidConfigError, match="in-flight records"):
             encode_metadata(wrong)
-    with pytest.raises(UnsupportedVersionError, match="version 3 is not supported"):
-        decode_metadata(content.replace(b'"version":2,', b'"version":3,', 1), "p")
+    with pytest.raises(UnsupportedVersionError, match="version 9 is not supported"):
+        decode_metadata(content.replace(b'"version":2,', b'"version":9,', 1), "p")

@@ -48,10 +48,11 @@ function useNarrow() {
 
 function Questions({ jobId, health }) {
   const { safe, slow, resume } = health
+  const when = ms => ms > 0 ? new Date(ms).toLocaleString() : safe.are_drills_known ? "never" : "not known yet"
   return html`<div class="questions">
     <${Question} title="Is my data safe?" view=${safe}>
       ${safe.checkpoint_id > 0 ? html`<p><a href=${link("jobs", jobId, "checkpoints", safe.checkpoint_id)}>Checkpoint ${safe.checkpoint_id}</a>, ${duration(safe.age_ms)} old. A failure now replays ${safe.replay_records >= 0 ? `${count(safe.replay_records)} records, ` : ""}${duration(safe.replay_ms)}.</p>` : null}
-      <p class="quiet">Every file read: ${safe.verified_ms > 0 ? new Date(safe.verified_ms).toLocaleString() : "never"}. Restored for a trial: ${safe.drilled_ms > 0 ? new Date(safe.drilled_ms).toLocaleString() : "never"}.</p><//>
+      <p class="quiet">Every file read: ${when(safe.verified_ms)}. Restored for a trial: ${when(safe.drilled_ms)}.</p><//>
     <${Question} title="Why is it slow?" view=${slow}>
       ${slow.bottleneck ? html`<p>${slow.bottleneck.vertex}${slow.bottleneck.subtask >= 0 ? ` subtask ${slow.bottleneck.subtask}` : ""}${slow.bottleneck.host ? ` on ${slow.bottleneck.host}` : ""}: busy ${percent(slow.busy)}.</p>` : null}
       <p class="quiet">Highest backpressure ${percent(slow.backpressured)}, watermark lag ${duration(slow.watermark_lag_ms)}. <a href=${link("jobs", jobId, "checkpoints")}>Why a checkpoint is late</a></p><//>
