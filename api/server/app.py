@@ -45,6 +45,7 @@ from holdfast.api.routes import (
     diagnosis,
     drills,
     events,
+    forgetting,
     health,
     history,
     jobs,
@@ -64,6 +65,7 @@ from holdfast.api.routes.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
+from holdfast.api.snapshots.forgettings import Forgettings
 from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
@@ -161,6 +163,7 @@ def _open_parts(
     app.state.traces = Traces(service, open_provider() if settings.traces == "otlp" else None)
     app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
+    app.state.forgettings = Forgettings()
     app.state.registry, app.state.http_metrics = make_registry(
         service, guard, app.state.events, app.state.webhooks, membership
     )
@@ -203,6 +206,7 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(series.router)
     router.include_router(labels.router)
     router.include_router(drills.router)
+    router.include_router(forgetting.router)
     router.include_router(cost.router)
     router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     router.include_router(snapshots.router)
