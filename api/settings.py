@@ -49,6 +49,14 @@ STOP_TIMEOUT_MS = 10_000
 TRACES = ("off", "otlp")
 
 _PREFIX = "HOLDFAST_"
+_LIMITS = (
+    "BODY_BYTES_MAX",
+    "CONNECTIONS_MAX",
+    "REQUESTS_PER_S_MAX",
+    "KEEP_ALIVE_INTERVAL_MS",
+    "STOP_TIMEOUT_MS",
+    "TAKEOVER_AFTER_MS",
+)
 
 
 class Tls(StrEnum):
@@ -236,18 +244,6 @@ def server_settings(
     """Settings of a service from flags and environment, checked; draws the state directory's token if none is given."""
     directory, remote = state_directory(state_dir, environment)
     secret, secret_file = _server_token(environment, directory, token, token_file, no_token=no_token)
-    numbers: dict[str, Any] = {
-        name.lower(): value
-        for name in (
-            "BODY_BYTES_MAX",
-            "CONNECTIONS_MAX",
-            "REQUESTS_PER_S_MAX",
-            "KEEP_ALIVE_INTERVAL_MS",
-            "STOP_TIMEOUT_MS",
-            "TAKEOVER_AFTER_MS",
-        )
-        if (value := _integer(environment, name)) is not None
-    }
     listening = host or _text(environment, "HOST") or DEFAULT_HOST
     price_file = _file(prices or _text(environment, "PRICES"))
     settings = ServerSettings(
@@ -268,10 +264,16 @@ def server_settings(
         snapshot_dirs=_snapshot_dirs(environment),
         log_level=_lower(log_level or _text(environment, "LOG_LEVEL")),
         log_format=_lower(log_format or _text(environment, "LOG_FORMAT")),
-        **numbers,
+        **_limits(environment),
     )
     settings.check()
     return settings
+
+
+def _limits(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Those that only the environment sets, by field."""
+    found = {name.lower(): _integer(environment, name) for name in _LIMITS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _lower(text: str | None) -> str | None:

@@ -22,7 +22,7 @@ class Role(StrEnum):
     """Also reads rows and logs, submits, takes savepoints, labels and drills snapshots, stops and cancels jobs and changes their
     settings."""
     ADMIN = "admin"
-    """Everything: also tokens, and the deletion of savepoints."""
+    """Everything: also tokens, the deletion of savepoints, and the forgetting of keys."""
     WORKER = "worker"
     """The worker protocol of its own job, and nothing else."""
 
@@ -97,6 +97,8 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/jobs/{jobid}/drills", Access.VIEW),
     ("POST", "/jobs/{jobid}/drills", Access.OPERATE),
     ("GET", "/jobs/{jobid}/cost", Access.VIEW),
+    ("GET", "/jobs/{jobid}/forget", Access.ADMINISTER),
+    ("POST", "/jobs/{jobid}/forget", Access.ADMINISTER),
     ("PUT", "/jobs/{jobid}/labels/{}", Access.OPERATE),
     ("DELETE", "/jobs/{jobid}/labels/{}", Access.OPERATE),
     ("GET", "/jobs/{jobid}/health", Access.VIEW),

@@ -45,6 +45,7 @@ from holdfast.api.routes import (
     diagnosis,
     drills,
     events,
+    forgetting,
     health,
     history,
     jobs,
@@ -64,6 +65,7 @@ from holdfast.api.routes.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
+from holdfast.api.snapshots.forgettings import Forgettings
 from holdfast.api.snapshots.maintenance import dispose_confined
 from holdfast.api.version import VERSION
 from holdfast.barriers.codec import UNREACHABLE_HEADER
@@ -130,6 +132,21 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    _open_parts(app, service, settings, guard, membership)
+    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
+    _add_middleware(app, settings, membership)
+    app.add_exception_handler(HoldfastError, _typed_error)
+    app.add_exception_handler(NotModifiedError, not_modified)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_error)
+    _describe(app, authenticated=settings.token is not None)
+    return app
+
+
+def _open_parts(
+    app: FastAPI, service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None
+) -> None:
+    """What routes and middleware of this app work on."""
     app.state.service = service
     app.state.settings = settings
     app.state.authenticator = Authenticator(settings.location, settings.token)
@@ -146,12 +163,16 @@ def create_app(
     app.state.traces = Traces(service, open_provider() if settings.traces == "otlp" else None)
     app.state.webhooks = Webhooks(receivers, service, settings.location)
     app.state.disposals = Disposals(dispose_confined)
+    app.state.forgettings = Forgettings()
     app.state.registry, app.state.http_metrics = make_registry(
         service, guard, app.state.events, app.state.webhooks, membership
     )
     if settings.flink_ui is not None:
         app.state.web = WebInterface(settings.flink_ui)
-    app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
+
+
+def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membership | None) -> None:
+    """From the innermost to the outermost: a request meets the last one first."""
     app.add_middleware(AnswerFailures)
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
@@ -169,12 +190,6 @@ def create_app(
     app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_middleware(NameRequests)
-    app.add_exception_handler(HoldfastError, _typed_error)
-    app.add_exception_handler(NotModifiedError, not_modified)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(HTTPException, _http_error)
-    _describe(app, authenticated=settings.token is not None)
-    return app
 
 
 @functools.cache
@@ -191,6 +206,7 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(series.router)
     router.include_router(labels.router)
     router.include_router(drills.router)
+    router.include_router(forgetting.router)
     router.include_router(cost.router)
     router.include_router(diagnosis.router)  # before Flink's paths: one of these would take `explain` for a trigger's id
     router.include_router(snapshots.router)

@@ -27,6 +27,7 @@ from holdfast.api.members.membership import Membership
 from holdfast.api.run_record import read_run_record
 from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
+from holdfast.api.snapshots.forgettings import Forgettings
 from holdfast.api.tls.live import LiveContext
 from holdfast.api.tokens import is_loopback
 from holdfast.barriers.descriptors import sockets_allowed
@@ -173,6 +174,7 @@ class RestServer(uvicorn.Server):
         self._audit: AuditLog = app.state.audit
         self._events: EventStreams = app.state.events
         self._webhooks: Webhooks = app.state.webhooks
+        self._forgettings: Forgettings = app.state.forgettings
         self._traces: Traces = app.state.traces
         self._on_started = on_started
         self._tls = tls
@@ -192,6 +194,7 @@ class RestServer(uvicorn.Server):
 
         Runs on the loop's thread: a driver that exits without closing its job comes here when no thread can be started any more."""
         self._events.close()
+        self._forgettings.close()
         self._webhooks.close()
         self._traces.close()
         self._service.close()

@@ -32,7 +32,7 @@ class DrillRequest(msgspec.Struct, frozen=True):
 
 def main() -> None:
     request = decode_json(sys.stdin.buffer.read(), DrillRequest)
-    _bound(request)
+    bound_process(request.memory_bytes_max, request.seconds_max)
     from holdfast.coordinator.drills.reading import describe_error, drill_snapshot  # within the bounds
 
     try:
@@ -46,12 +46,13 @@ def main() -> None:
     os._exit(0)  # no thread of a library holds it up
 
 
-def _bound(request: DrillRequest) -> None:
+def bound_process(memory_bytes_max: int, seconds_max: int) -> None:
+    """Yield to other processes, use no more memory and processor time than this, and die with the thread that started this one."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    for kind, most in ((resource.RLIMIT_DATA, request.memory_bytes_max), (resource.RLIMIT_CPU, request.seconds_max)):
+    for kind, most in ((resource.RLIMIT_DATA, memory_bytes_max), (resource.RLIMIT_CPU, seconds_max)):
         hard = resource.getrlimit(kind)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with contextlib.suppress(OSError, ValueError):

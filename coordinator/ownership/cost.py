@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.files import SMALL_FILE_BYTES
@@ -172,55 +173,68 @@ def derive_cost(
     unread: Sequence[str] = (),
 ) -> Cost:
     """`files`: of the job's directory; `savepoints`: those in the folders of its savepoints, by id."""
-    folders: dict[int, list[FileFacts]] = {}
-    shared: dict[str, FileFacts] = {}
-    other = 0
-    for fact in files:
-        top, _, rest = fact.path.removeprefix(f"{job.job_id}/").partition("/")
-        number = parse_checkpoint_name(top)
-        if number is not None:
-            folders.setdefault(number, []).append(fact)
-        elif top == SHARED_FOLDER and rest:
-            shared[rest] = fact
-        else:
-            other += fact.size
-    found: list[CheckpointCost] = []
-    for each in reversed(job.with_fact(CheckpointFact.COMPLETED)):
-        number = each.checkpoint_id
-        own = savepoints[number] if number in savepoints else folders.get(number, [])
-        named: list[FileFacts] = []
-        if isinstance(each.decision, Completed):
-            names = {shared_name(handle.path) or "" for handle in each.decision.shared}
-            named = [shared[name] for name in sorted(names) if name in shared]
-        both = [*own, *named]
-        found.append(
-            CheckpointCost(
-                number,
-                each.kind.value,
-                labels.get(number, ()),
-                _size(own),
-                _size(named),
-                len(both),
-                sum(fact.size < SMALL_FILE_BYTES for fact in both),
-            )
-        )
+    placed = _place(job.job_id, files)
+    found = [
+        _of_checkpoint(each, placed, savepoints.get(each.checkpoint_id), labels.get(each.checkpoint_id, ()))
+        for each in reversed(job.with_fact(CheckpointFact.COMPLETED))
+    ]
     everything = [*files, *(fact for facts in savepoints.values() for fact in facts)]
     small = [fact for fact in everything if fact.size < SMALL_FILE_BYTES]
     return Cost(
         job_id=job.job_id,
         as_of_ms=now_ms,
         total_size=_size(everything),
-        exclusive_size=sum(map(_size, folders.values())),
-        shared_size=_size(shared.values()),
+        exclusive_size=sum(map(_size, placed.folders.values())),
+        shared_size=_size(placed.shared.values()),
         savepoint_size=sum(map(_size, savepoints.values())),
-        other_size=other,
+        other_size=placed.other_size,
         files=len(everything),
         small_files=len(small),
         small_file_size=_size(small),
         checkpoints=tuple(found),
-        requests=_requests(job, folders, shared),
+        requests=_requests(job, placed.folders, placed.shared),
         unread=tuple(unread),
     )
+
+
+class _Placed(NamedTuple):
+    """Files of a job's directory by what they are of."""
+
+    folders: dict[int, list[FileFacts]]
+    """Of checkpoints, by id."""
+    shared: dict[str, FileFacts]
+    """By name."""
+    other_size: int
+
+
+def _place(job_id: str, files: Sequence[FileFacts]) -> _Placed:
+    folders: dict[int, list[FileFacts]] = {}
+    shared: dict[str, FileFacts] = {}
+    other_size = 0
+    for fact in files:
+        top, _, rest = fact.path.removeprefix(f"{job_id}/").partition("/")
+        number = parse_checkpoint_name(top)
+        if number is not None:
+            folders.setdefault(number, []).append(fact)
+        elif top == SHARED_FOLDER and rest:
+            shared[rest] = fact
+        else:
+            other_size += fact.size
+    return _Placed(folders, shared, other_size)
+
+
+def _of_checkpoint(
+    each: RecordedCheckpoint, placed: _Placed, savepoint: Sequence[FileFacts] | None, labels: tuple[str, ...]
+) -> CheckpointCost:
+    """`savepoint`: files in its own folder, of one that has its folder elsewhere."""
+    own = savepoint if savepoint is not None else placed.folders.get(each.checkpoint_id, [])
+    named: list[FileFacts] = []
+    if isinstance(each.decision, Completed):
+        names = {shared_name(handle.path) or "" for handle in each.decision.shared}
+        named = [placed.shared[name] for name in sorted(names) if name in placed.shared]
+    both = [*own, *named]
+    small = sum(fact.size < SMALL_FILE_BYTES for fact in both)
+    return CheckpointCost(each.checkpoint_id, each.kind.value, labels, _size(own), _size(named), len(both), small)
 
 
 def _size(facts: Iterable[FileFacts]) -> int:

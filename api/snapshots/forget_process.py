@@ -1,0 +1,76 @@
+"""SHELL: the process of one forgetting that was asked for over REST, `python -m holdfast.api.snapshots.forget_process`: one request
+from stdin, one answer to stdout.
+
+The key comes by stdin, where no list of processes shows it, and no answer has it. The process yields to everything else on the
+machine, and dies with the one that started it: the same request then goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import msgspec
+
+from holdfast.coordinator.drills.scratch import bound_process
+from holdfast.statebackends.decoding import decode_json
+from holdfast.statebackends.errors import HoldfastError
+
+MEMORY_BYTES_MAX = 4 << 30
+
+
+class ForgetRequest(msgspec.Struct, frozen=True):
+    """As the arguments of `forget`."""
+
+    state_dir: str
+    job_id: str
+    states: tuple[tuple[str, str], ...]
+    key: str
+    to: str
+    keep_history: bool
+    seconds_max: int
+    """Of processor time; the parent bounds the time that passes."""
+
+    def __repr__(self) -> str:
+        return f"ForgetRequest({self.job_id})"  # an error's text may show it
+
+
+class ForgetAnswer(msgspec.Struct, frozen=True):
+    certificate: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    """Why there is none."""
+    error_kind: str = ""
+
+
+def main() -> None:
+    logging.disable()
+    request = decode_json(sys.stdin.buffer.read(), ForgetRequest)
+    bound_process(MEMORY_BYTES_MAX, request.seconds_max)
+    sys.stdout.buffer.write(msgspec.json.encode(_forget(request)) + b"\n")
+    sys.stdout.buffer.flush()
+    os._exit(0)  # no thread of a library holds it up
+
+
+def _forget(request: ForgetRequest) -> ForgetAnswer:
+    from holdfast.api.snapshots.forgetting import forget  # within the bounds
+
+    try:
+        found = forget(
+            request.state_dir,
+            request.job_id,
+            request.states,
+            request.key,
+            to=request.to,
+            keep_history=request.keep_history,
+        )
+    except HoldfastError as error:
+        return ForgetAnswer(error=error.message, error_kind=type(error).__name__)
+    except MemoryError:
+        return ForgetAnswer(error=f"it needs more than {MEMORY_BYTES_MAX} bytes of memory", error_kind="MemoryError")
+    except Exception as error:  # its text may have the key
+        return ForgetAnswer(error="an internal error", error_kind=type(error).__name__)
+    return ForgetAnswer(certificate=msgspec.Raw(msgspec.json.encode(found)))
+
+
+if __name__ == "__main__":
+    main()
