@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,16 @@ def test_some_sinks_are_muted_and_files_redirected(tmp_path: Path) -> None:
         assert branch.progress("files").counters["muted"] == 1
         assert read(tmp_path.parent / f"{tmp_path.name}-trial" / "files") == [7]
         assert output(tmp_path) == before
+
+
+def test_a_muted_branch_needs_nothing_of_what_its_parent_has_staged(tmp_path: Path) -> None:
+    parent, _, _ = staged_parent(tmp_path)
+    saved = parent.savepoint(tmp_path / "saved")
+    parent.close()  # its state directory is gone, with the staged rows of the target
+    shutil.rmtree(tmp_path / "files")
+    with BranchJob() as branch:
+        rows = branch_of(tmp_path, branch, saved)
+        give(rows, 7)
+        branch.checkpoint()
+        branch.restart()
+        assert counted(branch) == dict.fromkeys(UIDS, (0, 0))
