@@ -14,6 +14,7 @@ from holdfast.barriers.wiring import producers_of
 AT_LEAST_ONCE = "at_least_once"
 """`checkpointing_mode` of a job whose subtasks count barriers, and wait for none."""
 COMMITTER_KIND = "sink_committer"
+WRITER_KIND = "sink_writer"
 
 
 def stays_aligned(graph: JobGraph, edge: JobEdge) -> bool:

@@ -44,6 +44,13 @@ PLACE_PROPERTY = "sink_path"
 DISCARDS_PROPERTY = "discards"
 """Property of a sink's operator in the job graph: it makes nothing visible, so that nothing of it can repeat."""
 
+MUTED_PROPERTY = "muted"
+"""Property of a writer in the job graph of a branch: it only counts rows, and the sink's state in a snapshot is left to the job
+that stored it."""
+
+COMMITTER_SUFFIX = "-committer"
+"""Behind the uid of a sink's writer: the uid of its committer."""
+
 FORK_PROPERTY = "sink_fork"
 """Property of a committer in a job graph that was accepted: `SinkFork`, in its JSON form."""
 

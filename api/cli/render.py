@@ -188,6 +188,8 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
     for sink in report.sinks:
         if sink.may_repeat:
             console.show_line(f"may repeat: output of sink {sink.sink_id!r} (operator {sink.operator!r})")
+        if sink.is_muted:
+            console.show_line(f"muted: sink {sink.sink_id!r} (operator {sink.operator!r}) writes nothing")
         if sink.is_moved:
             before = sink.stored_path or "where it was"
             if sink.stored_id not in (None, sink.sink_id):

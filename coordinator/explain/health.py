@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from holdfast.barriers.guarantee import COMMITTER_KIND, behind_loose
+from holdfast.barriers.guarantee import COMMITTER_KIND, WRITER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinklog import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
@@ -34,7 +34,6 @@ AT_RISK_INTERVALS, BAD_INTERVALS = 3, 10
 GRACE_MS = 30_000
 """A checkpoint may be so much late in any case, and a job may run for so long before its first one."""
 LOCATION_BYTES_MAX = 4_096
-WRITER_KIND = "sink_writer"
 HIGH_ABOVE = 0.5
 """A job with a subtask that is backpressured beyond this share falls behind."""
 

@@ -10,7 +10,9 @@ import re
 
 import msgspec
 
-from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, Submission
+from holdfast.barriers.guarantee import WRITER_KIND
+from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, JobGraph, OperatorDescription, Submission
+from holdfast.barriers.sinklog import COMMITTER_SUFFIX, MUTED_PROPERTY
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.ha.store import read_job
@@ -35,7 +37,9 @@ def parent_of(submission: Submission) -> str:
 
 
 def check_branch(job: RecordedJob, submission: Submission) -> None:
-    """Raise InvalidConfigError for what no branch can be; JobExistsError for one that is begun again."""
+    """Raise InvalidConfigError for what no branch can be, and for muted sinks of what is none; JobExistsError for one that is begun
+    again."""
+    _check_muted(submission)
     if submission.branch is msgspec.UNSET:
         return
     branch, name = submission.branch, submission.graph.name
@@ -54,6 +58,29 @@ def check_branch(job: RecordedJob, submission: Submission) -> None:
         state = job.result.state if job.result is not None else "UNKNOWN"
         message = f"branch {branch!r} exists already, as job {job.job_id}: take another name, or go on with it without restore="
         raise JobExistsError(message, job_id=job.job_id, state=state)
+
+
+def _check_muted(submission: Submission) -> None:
+    """A muted sink leaves state of a snapshot aside: that is for writers of sinks, in a branch, and for nothing else."""
+    for vertex in submission.graph.vertices:
+        for operator in vertex.operators:
+            said = operator.properties.get(MUTED_PROPERTY)
+            is_muted = said is True and operator.kind == WRITER_KIND and bool(operator.sink_id)
+            if said is not None and not (is_muted and branch_of(submission)):
+                message = f"operator {operator.uid!r} is said to be muted: only the writer of a sink can be, in a branch"
+                raise InvalidConfigError(message, setting="mute", operator=operator.uid)
+
+
+def muted_writers(graph: JobGraph) -> tuple[OperatorDescription, ...]:
+    """Writers of the muted sinks of a branch."""
+    return tuple(
+        operator for vertex in graph.vertices for operator in vertex.operators if operator.properties.get(MUTED_PROPERTY) is True
+    )
+
+
+def find_left(graph: JobGraph) -> frozenset[str]:
+    """Uids of operators whose state in a snapshot is left to the job that stored it: those of muted sinks."""
+    return frozenset(uid for writer in muted_writers(graph) for uid in (writer.uid, writer.uid + COMMITTER_SUFFIX))
 
 
 def check_branch_base(submission: Submission, metadata: SnapshotMetadata, folder: str) -> RestoreError | None:

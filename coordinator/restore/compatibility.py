@@ -12,8 +12,9 @@ import msgspec
 
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, loose_vertices
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
-from holdfast.barriers.sinklog import PLACE_PROPERTY
+from holdfast.barriers.sinklog import MUTED_PROPERTY, PLACE_PROPERTY
 from holdfast.coordinator.restore.assign import stored_lists
+from holdfast.coordinator.restore.branches import find_left
 from holdfast.coordinator.restore.in_flight import check_in_flight
 from holdfast.coordinator.restore.preflight import OperatorFinding, Presence, Refusal, SchemaVerdict, SinkFinding, StateFinding
 from holdfast.coordinator.restore.sink_forks import MovedSink
@@ -96,7 +97,8 @@ def check_compatibility(
     a union state had finished (docs/invariants.md, L08)."""
     stored = {operator.uid: operator for operator in metadata.operators}
     declared = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
-    dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and has_state(state)}
+    left = find_left(graph)
+    dropped = {uid: state.size for uid, state in stored.items() if uid not in declared and uid not in left and has_state(state)}
     found: list[HoldfastError] = []
     if dropped and not allow_non_restored_state:
         found.append(_unclaimed_operators(dropped, stored, declared))
@@ -106,7 +108,7 @@ def check_compatibility(
             findings[uid] = _compare_states(stored[uid], declared[uid], found)
             found += _backend_mismatches(stored[uid], metadata.properties.get(NATIVE_PROPERTY), graph.config.state_backend)
     removed = {uid: tuple(s.name for s in states if s.verdict is SchemaVerdict.REMOVED) for uid, states in findings.items()}
-    dropped_states = {uid: names for uid, names in removed.items() if names}
+    dropped_states = {uid: names for uid, names in removed.items() if names and uid not in left}
     if dropped_states and not allow_non_restored_state:
         found.append(_unclaimed_states(dropped_states, stored, findings))
     vertices = []
@@ -158,6 +160,7 @@ def find_sinks(graph: JobGraph, *, repeats: Collection[str], moved: Iterable[Mov
             is_moved=sink_id in elsewhere,
             stored_path=elsewhere[sink_id].stored if sink_id in elsewhere else None,
             stored_id=elsewhere[sink_id].stored_id if sink_id in elsewhere else None,
+            is_muted=operator.properties.get(MUTED_PROPERTY) is True,
         )
         for sink_id, operator in sorted(found.items())
     )

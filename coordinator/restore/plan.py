@@ -42,7 +42,7 @@ from holdfast.coordinator.restore.preflight import (
     gravest_first,
 )
 from holdfast.coordinator.restore.resolve import FALLBACK_HINT, Rewind, deleted_error, find_rewind, is_path, resolve_snapshot
-from holdfast.coordinator.restore.sink_forks import SinkCheckResult, check_sinks, joined
+from holdfast.coordinator.restore.sink_forks import SinkCheckResult, check_muted, check_sinks, joined
 from holdfast.coordinator.restore.target_forks import check_fresh_start, check_targets
 from holdfast.coordinator.views import TriggerView
 from holdfast.statebackends.errors import (
@@ -158,11 +158,12 @@ def check_submission(
     metadata = yield from _load_base(job, base)
     metadata, lost = give_up_in_flight(metadata, submission.without_channel_state)
     compatibility = check_compatibility(metadata, submission.graph, allow_non_restored_state=submission.allow_non_restored_state)
-    forks = SinkCheckResult()
+    forks = left = check_muted(job, submission, metadata)
     problems = yield from find_problems(metadata, base.folder, checksums=checksums and base.explicit, external=False)
     if not problems:
         logs = yield from check_sinks(job, submission, base, metadata, is_directory=external)
-        forks = joined(logs, (yield from check_targets(job, submission, base, metadata, is_directory=external)))
+        targets = yield from check_targets(job, submission, base, metadata, is_directory=external)
+        forks = joined(left, joined(logs, targets))
     if external:
         problems += yield from find_missing_external(entry for entry in metadata.external if entry not in forks.forgone)
     ownership = yield from check_ownership(job, submission, base, metadata, now_ms=now_ms)

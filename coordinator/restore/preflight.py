@@ -111,6 +111,8 @@ class SinkFinding(msgspec.Struct, frozen=True):
     """Path in the snapshot, if it is moved and the path is known."""
     stored_id: str | None = None
     """Sink id in the snapshot, likewise."""
+    is_muted: bool = False
+    """It writes nothing in this branch, and its state in the snapshot is left to the job that stored it."""
 
 
 class SnapshotFinding(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobGraph, OperatorDescription, SinkMode, Submission
 from holdfast.barriers.sinklog import (
     COMMITTABLES,
+    COMMITTER_SUFFIX,
     FORK_PROPERTY,
     PLACE_PROPERTY,
     ROOT_FOLDER,
@@ -36,6 +37,7 @@ from holdfast.coordinator.ha.recorded_job import RecordedCheckpoint, RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord, is_job_id
 from holdfast.coordinator.ha.snapshots import find_missing_external, read_lists
 from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.restore.branches import find_left, muted_writers
 from holdfast.coordinator.restore.preflight import Refusal
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import (
@@ -170,6 +172,33 @@ def check_sinks(
     return (yield from examined(restore, _committers(submission.graph), _examine))
 
 
+def check_muted(job: RecordedJob, submission: Submission, metadata: SnapshotMetadata) -> SinkCheckResult:
+    """The muted sinks of a branch: what the snapshot has of them stays with the job that stored it, staged rows with it, whose
+    files this job then does not need. Where that is the branch itself, which wrote before, nobody else commits them:
+    refused unless they are to be given up."""
+    stored = {operator.uid: operator for operator in metadata.operators}
+    result = SinkCheckResult()
+    for operator in muted_writers(submission.graph):
+        left = [stored[uid] for uid in (operator.uid, operator.uid + COMMITTER_SUFFIX) if uid in stored]
+        size, files = sum(each.size for each in left), frozenset[str]().union(*(_external_of(each) for each in left))
+        is_own = metadata.job_id == job.job_id and operator.uid + COMMITTER_SUFFIX in stored
+        refusals = (Refusal.of(_muted_error(operator)),) if is_own and submission.sinks is not SinkMode.ABANDON else ()
+        fate = "given up" if is_own else f"left to job {metadata.job_id} ({metadata.job_name}), which alone commits what is staged"
+        notes = (f"sink {operator.sink_id!r} is muted: its state ({size} bytes, {len(files)} staged files) is {fate}",)
+        result = joined(result, SinkCheckResult(refusals=refusals, notes=notes if size or files else (), forgone=files))
+    return result
+
+
+def _muted_error(operator: OperatorDescription) -> SinkMovedError:
+    return SinkMovedError(
+        f"sink {operator.sink_id!r} (operator {operator.uid!r}) is muted, and this branch has written with it: go on as before, or "
+        "mute it with sinks='abandon', which never commits what is staged",
+        sink=str(operator.sink_id),
+        path="",
+        stored=None,
+    )
+
+
 def examined(
     restore: Restore,
     committers: Iterable[OperatorDescription],
@@ -293,6 +322,8 @@ def find_forgone(metadata: SnapshotMetadata, graph: JobGraph) -> frozenset[str]:
     Each attempt reads the decision there: a file that `check_sinks` passed over may be gone, or go at any time."""
     stored = {operator.uid: operator for operator in metadata.operators}
     found: set[str] = set()
+    for uid in find_left(graph) & stored.keys():
+        found |= _external_of(stored[uid])
     for operator in sink_committers(graph):
         fork = operator.properties.get(FORK_PROPERTY)
         if fork is not None and operator.uid in stored:

@@ -9,7 +9,7 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, JobConfig, RestartStrategy, SinkMode, check_job_name
 from holdfast.operators.base import JobPlan, Source
-from holdfast.operators.datastream.branches import redirected
+from holdfast.operators.datastream.branches import muted, redirected
 from holdfast.operators.datastream.explain import explain_graph, explained_json, explained_text
 from holdfast.operators.datastream.graph import StreamEdge, StreamGraph, build_plan, links_with_reasons
 from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
@@ -217,6 +217,7 @@ class Environment:
         without_channel_state: int | None = None,
         branch: str | None = None,
         branch_output: str | os.PathLike[str] | None = None,
+        mute: bool | str | Collection[str] = False,
         progress: bool = True,
     ) -> JobHandle:
         """Submit the job and return its handle; `handle.wait()` blocks until it ends. If this driver runs the job already with the
@@ -231,7 +232,9 @@ class Environment:
         `without_channel_state`: id of the snapshot whose in-flight records are lost, all of them; another snapshot is refused.
         `branch`: run as a job of its own beside this one, named `<name>@<branch>`, from a savepoint of this one (`restore`: its
         path, or its id, `label:NAME` or `latest` as of this job), or go on with the branch (without `restore`). Its file
-        sinks write below `branch_output`; sinks elsewhere are refused.
+        sinks write below `branch_output`; sinks elsewhere are refused unless muted.
+        `mute`: uids of sinks that, in a branch, count their rows and write nothing; True: all. Their state in the savepoint is left
+        to the job that took it, which alone commits what is staged there.
         Raises GraphError and other InvalidConfigErrors before anything is started."""
         try:
             is_kept = branch is not None and sink_mode_of(sinks) is SinkMode.KEEP and restore is not None
@@ -252,6 +255,7 @@ class Environment:
                     progress=progress,
                 ),
                 branch_output,
+                mute,
             )
             self._job = weakref.ref(job)
             return job
@@ -261,14 +265,19 @@ class Environment:
             log.debug("job %r can't be started", self.name, exc_info=True)
             raise error.with_traceback(None) from error.__cause__
 
-    def _launch(self, options: LaunchOptions, branch_output: str | os.PathLike[str] | None = None) -> JobHandle:
-        plan = self.build()
+    def _launch(
+        self,
+        options: LaunchOptions,
+        branch_output: str | os.PathLike[str] | None = None,
+        mute: bool | str | Collection[str] = False,
+    ) -> JobHandle:
         if options.branch is not None:
-            with redirected(self.graph, options.branch, branch_output):
-                name = f"{self.name}{BRANCH_MARK}{options.branch}"
-                plan = build_plan(self.graph, name, self.config, self.parallelism, chaining=self.chaining)
-        elif branch_output is not None:
-            raise InvalidConfigError("branch_output= is for branch=", setting="branch_output")
+            plan = self._branch_plan(options.branch, branch_output, mute)
+        else:
+            plan = self.build()
+            for setting, given in (("branch_output", branch_output is not None), ("mute", mute is not False)):
+                if given:
+                    raise InvalidConfigError(f"{setting}= is for branch=", setting=setting)
         if self.launcher is None:
             raise InvalidConfigError(
                 "this environment has no launcher: make it with `import holdfast as hf; hf.Environment(...)`", setting="launcher"
@@ -276,6 +285,16 @@ class Environment:
         for note in promises_not_kept(plan.graph):
             log.warning("%s: %s", self.name, note)
         return self.launcher.launch(plan, options)
+
+    def _branch_plan(
+        self, branch: str, output: str | os.PathLike[str] | None = None, mute: bool | str | Collection[str] = False
+    ) -> JobPlan:
+        """The plan of a branch of this job. Raises as `build`, and InvalidConfigError for output that a branch can't have."""
+        with muted(self.graph, branch, mute, output):
+            self.build()  # ids of sinks are known from here on
+            with redirected(self.graph, branch, output):
+                name = f"{self.name}{BRANCH_MARK}{branch}"
+                return build_plan(self.graph, name, self.config, self.parallelism, chaining=self.chaining)
 
 
 RESTORE_WORDS = ("latest", "latest-readable")

@@ -8,9 +8,10 @@ import msgspec
 
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, is_loose
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
+from holdfast.barriers.sinklog import COMMITTER_SUFFIX
 from holdfast.barriers.wiring import consumers_of, producers_of
 from holdfast.operators.base import JobPlan
-from holdfast.operators.datastream.graph import COMMITTER_SUFFIX, LinkReasons, StreamEdge, StreamGraph, StreamNode
+from holdfast.operators.datastream.graph import LinkReasons, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.datastream.overtaking import DEALT_OUT_AGAIN, find_bans
 
 CHAINED = "forward, equal parallelism, one stream"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
 from holdfast.barriers.partition import Combining, SubtaskFunction
-from holdfast.barriers.sinklog import DISCARDS_PROPERTY, PLACE_PROPERTY
+from holdfast.barriers.sinklog import COMMITTER_SUFFIX, DISCARDS_PROPERTY, MUTED_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Source
@@ -33,6 +33,7 @@ from holdfast.operators.functions.partitioning import CustomPartitioning
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.sinks.connector import Sink, committer_operator, writer_operator
+from holdfast.operators.sinks.simple import MutedSink
 from holdfast.operators.sources.split_source import SplitSource
 from holdfast.operators.task.source_operator import SOURCE_POSITIONS, SPLIT_SCHEMA
 from holdfast.operators.task.timers import timer_metas
@@ -43,7 +44,6 @@ from holdfast.statebackends.serialization.state_serializer import state_metas
 
 UID_CHARACTERS_MAX = 100
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-COMMITTER_SUFFIX = "-committer"
 WATERMARKS_SUFFIX = "-watermarks"
 ENUMERATOR_SUFFIX = "-enumerator"
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary())])
@@ -317,11 +317,8 @@ def combining_of_link(link: Link, source: PlacedNode, target: PlacedNode, config
 
 def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[PlacedNode]:
     """Nodes that lead to a sink, with uid and parallelism; a sink becomes its writer and its committer."""
-    nodes = graph.reachable()
-    given = {node.uid for node in nodes if node.uid}
     placed: list[PlacedNode] = []
-    for position, node in enumerate(nodes):
-        uid = _checked_uid(node) if node.uid else _generated_uid(node, position, given)
+    for node, uid in _identified(graph):
         own = parallelism if node.parallelism is None else node.parallelism
         explicit = config.max_parallelism if node.max_parallelism is None else node.max_parallelism
         try:
@@ -355,6 +352,19 @@ def _place(graph: StreamGraph, config: JobConfig, parallelism: int) -> list[Plac
             placed.append(_place_watermarks(node.watermarks, sized))
     _refuse_duplicates(placed)
     return placed
+
+
+def _identified(graph: StreamGraph) -> Iterator[tuple[StreamNode, str]]:
+    """Nodes that lead to a sink, each with its uid. Raises GraphError for one that can't be."""
+    nodes = graph.reachable()
+    given = {node.uid for node in nodes if node.uid}
+    for position, node in enumerate(nodes):
+        yield node, _checked_uid(node) if node.uid else _generated_uid(node, position, given)
+
+
+def sinks_by_uid(graph: StreamGraph) -> dict[str, StreamNode]:
+    """Uid -> sink, in the order in which they were written. Raises GraphError."""
+    return {uid: node for node, uid in _identified(graph) if node.sink is not None}
 
 
 def _place_enumerator(source: SplitSource[Any], reader: PlacedNode) -> PlacedNode:
@@ -427,6 +437,8 @@ def _sink_properties(sink: Sink) -> dict[str, Any]:
     properties: dict[str, Any] = {PLACE_PROPERTY: path} if isinstance(path, str) else {}
     if getattr(sink, "discards", False):
         properties[DISCARDS_PROPERTY] = True
+    if isinstance(sink, MutedSink):
+        properties[MUTED_PROPERTY] = True
     return properties
 
 

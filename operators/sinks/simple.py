@@ -1,4 +1,5 @@
-"""Sinks without commits: one that only counts, for benchmarks, one that keeps rows in this process, for tests, and one that prints.
+"""Sinks without commits: one that only counts, for benchmarks, one that keeps rows in this process, for tests, one that prints, and
+one that stands in a branch for a sink that must not write there.
 
 None is exactly-once: after a failure rows arrive again."""
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator
+from holdfast.operators.functions.context import FunctionContext
 from holdfast.statebackends.errors import InvalidConfigError
 
 
@@ -39,6 +41,37 @@ class BlackholeWriter(Operator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         counts = self.context.counters.named
         counts["blackhole"] = counts.get("blackhole", 0) + batch.num_rows
+
+
+class MutedSink:
+    """Stands for another sink: takes its rows, counts them (`muted` among the operator's counters, each row once over restarts),
+    and writes nothing.
+
+    The other sink makes no writer and no committer, and does not travel with the job: what it writes to is not even asked."""
+
+    needs_columns = False
+    discards = True
+
+    def __init__(self, sink_id: str, name: str) -> None:
+        self.sink_id = sink_id
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"MutedSink({self.sink_id!r})"
+
+    def create_writer(self, schema: pa.Schema | None) -> Operator:
+        return MutedWriter()
+
+    def create_committer(self) -> Operator | None:
+        return None
+
+
+class MutedWriter(Operator):
+    def open(self) -> None:
+        self._rows = FunctionContext(self.context).counter("muted")
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._rows.inc(batch.num_rows)
 
 
 _COLLECTED: dict[str, list[Any]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast as hf
@@ -21,6 +22,7 @@ from holdfast.coordinator.ha.records import (
 )
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.labels import Mark, add_label
+from holdfast.coordinator.restore.compatibility import has_state
 from holdfast.coordinator.restore.plan import check_submission
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import HoldfastError
@@ -219,9 +221,86 @@ def test_what_can_not_be_redirected_is_refused_before_anything_starts(tmp_path: 
         env.execute(branch_output=tmp_path)
     kafka = hf.KafkaSink("localhost:1", "topic")
     other, none = program(tmp_path, kafka)
-    with pytest.raises(hf.InvalidConfigError, match=r"sink 'out' \(KafkaSink\) can't be redirected"):
+    with pytest.raises(hf.InvalidConfigError, match=r"sink 'out' \(KafkaSink\) can't be redirected: mute it \(mute='out'\)"):
         other.execute(branch="trial", branch_output=tmp_path, restore=tmp_path / "savepoint")
     assert (launcher.launched, none.launched) == ([], [])
-    muted, started = program(tmp_path, hf.Blackhole())
-    muted.execute(branch="trial", restore=tmp_path / "savepoint")
+    silent, started = program(tmp_path, hf.Blackhole())
+    silent.execute(branch="trial", restore=tmp_path / "savepoint")
     assert len(started.launched) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ muted sinks
+
+
+@pytest.mark.parametrize("mute", [True, "out", ("out",), ["out"], {"out"}])
+def test_a_muted_sink_is_not_asked_for_anything_and_the_program_stays_as_it_was(tmp_path: Path, mute: Any) -> None:
+    sink = hf.KafkaSink("localhost:1", "topic")
+    env, launcher = program(tmp_path, sink)
+    env.execute(branch="trial", mute=mute, restore=tmp_path / "savepoint")
+    ((plan, options),) = launcher.launched
+    assert (options.branch, options.sinks, env.sinks) == ("trial", SinkMode.FORK, (sink,))
+    operators = {operator.uid: operator for vertex in plan.graph.vertices for operator in vertex.operators}
+    assert "out-committer" not in operators
+    assert (operators["out"].sink_id, operators["out"].properties) == ("out", {"discards": True, "muted": True})
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"branch": "trial", "mute": "sink"}, "mute= names 'sink', which is no sink's uid; its sinks are 'out'"),
+        ({"branch": "trial", "mute": ("out", "collection")}, "mute= names 'collection', which is no sink's uid"),
+        ({"branch": "trial", "mute": 7}, "mute= names 7"),
+        ({"branch": "trial", "mute": ("out",), "branch_output": "/trials"}, "'out' can't be muted and redirected"),
+        ({"branch": "trial", "mute": True, "branch_output": "/trials"}, "'out' can't be muted and redirected"),
+        ({"mute": ("out",)}, "mute= is for branch="),
+        ({"mute": True}, "mute= is for branch="),
+    ],
+)
+def test_what_can_not_be_muted_is_refused_before_anything_starts(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
+    env, launcher = program(tmp_path, hf.ParquetSink(tmp_path / "real"))
+    with pytest.raises(hf.InvalidConfigError, match=message):
+        env.execute(**asked, restore=tmp_path / "savepoint")
+    assert launcher.launched == []
+
+
+def with_property(asked: Submission, **changes: Any) -> Submission:
+    """The submission, its last operator changed."""
+    vertex = asked.graph.vertices[-1]
+    operator = msgspec.structs.replace(vertex.operators[-1], **changes)
+    vertex = msgspec.structs.replace(vertex, operators=(*vertex.operators[:-1], operator))
+    graph = msgspec.structs.replace(asked.graph, vertices=(*asked.graph.vertices[:-1], vertex))
+    return msgspec.structs.replace(asked, graph=graph)
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        (submission(branch=msgspec.UNSET), {"kind": "sink_writer", "sink_id": "x", "properties": {"muted": True}}),
+        (submission(), {"kind": "process", "sink_id": "x", "properties": {"muted": True}}),
+        (submission(), {"kind": "sink_writer", "sink_id": None, "properties": {"muted": True}}),
+        (submission(), {"kind": "sink_writer", "sink_id": "x", "properties": {"muted": ["other"]}}),
+    ],
+)
+def test_only_writers_of_sinks_leave_state_aside_and_only_in_a_branch(asked: Submission, changes: dict[str, Any]) -> None:
+    storage = storage_with()
+    sent = with_property(asked, **changes)
+    with pytest.raises(hf.InvalidConfigError, match="is said to be muted: only the writer of a sink can be, in a branch"):
+        run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), sent), storage)
+
+
+def test_only_state_of_the_muted_sink_is_left_aside_and_the_notes_say_so() -> None:
+    asked = submission()
+    uid = asked.graph.vertices[-1].operators[-1].uid
+    stored = next(each for each in TWO.operators if has_state(each))
+    rest = [each for each in TWO.operators if each.uid != uid]
+    ofs = lambda name: msgspec.structs.replace(stored, uid=name)  # noqa: E731
+    storage = DictStorage()
+    storage.files[f"{SAVED}/_metadata"] = encode_metadata(snapshot(*rest, ofs(f"{uid}-committer"), ofs("other-committer")))
+    muted = with_property(asked, kind="sink_writer", sink_id="x", properties={"muted": True, "discards": True}, states=())
+    report = run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), muted), storage).report
+    assert [sink.is_muted for sink in report.sinks] == [True]
+    (note,) = [note for note in report.notes if "is muted" in note]
+    assert note.startswith(f"sink 'x' is muted: its state ({stored.size} bytes, ")
+    assert "which alone commits what is staged" in note
+    (dropped,) = [refusal for refusal in report.refusals if refusal.kind == "UnclaimedStateError"]
+    assert dropped.fields["operators"] == {"other-committer": stored.size}
