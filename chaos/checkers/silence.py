@@ -1,7 +1,8 @@
 """A source that is silent for its timeout is told to be idle, and none before; idle channels hold nobody (I33).
 
 Silence is measured from outside, between two looks: for how long a subtask gave no record while it could have, at least and at
-most."""
+most. What a look sees is of the end of the newest step. Slow user code puts that ahead of the simulator's clock, for all subtasks
+of its worker that step behind it: a source that was read then has had that time to give a record."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ class _Watched:
     """One strategy of one subtask, as it was at the last look."""
 
     looked_s: float
+    """Time of what it saw."""
     records: int
     backpressured_s: float
     was_held: bool
@@ -71,7 +73,7 @@ class SilenceChecker(Checker):
         key = (process, subtask.attempt, subtask.key.vertex, subtask.key.subtask, node.uid)
         watched = self._measure(key, subtask, node)
         timeout_s = timeout_ms / 1000
-        since_step_s = max(0.0, watched.looked_s - subtask._times.last_end_s)
+        since_step_s = watched.looked_s - subtask._times.last_end_s
         if node.idle and watched.silent_max_s + ROUNDING_S < timeout_s:
             seen = f"{watched.silent_max_s * 1000:.0f} ms in which it could read"
             self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is idle after {seen}, before its {timeout_ms} ms")
@@ -80,7 +82,8 @@ class SilenceChecker(Checker):
             self.report("I33", f"{node.uid} ({subtask.key.subtask}) of {process} is active after {seen}; it has {timeout_ms} ms")
 
     def _measure(self, key: tuple[str, int, str, int, str], subtask: Subtask, node: ChainNode) -> _Watched:
-        now_s, records = subtask._clock.seconds(), node.context.counters.records_in
+        clock_s, records = subtask._clock.seconds(), node.context.counters.records_in
+        now_s = max(clock_s, subtask._times.last_end_s)
         held = subtask.last_step.backpressured or subtask._input.is_paused
         watched = self._watched.get(key)
         self._check_pause(subtask, node, watched, records)
@@ -91,8 +94,8 @@ class SilenceChecker(Checker):
         if records != watched.records:
             watched.silent_min_s, watched.silent_max_s = 0.0, gap_s
         else:
-            stepped = subtask._times.last_end_s <= now_s  # a long step that is under way ends ahead of the clock
-            free = stepped and not held and not watched.was_held and subtask._times.held_s == watched.backpressured_s
+            is_under_way = clock_s < now_s
+            free = not is_under_way and not held and not watched.was_held and subtask._times.held_s == watched.backpressured_s
             watched.silent_min_s += gap_s if free else 0.0
             watched.silent_max_s += 0.0 if held and watched.was_held else gap_s
         watched.looked_s, watched.records, watched.was_held = now_s, records, held

@@ -49,11 +49,11 @@ _TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED}
 
 
 class _Task:
-    __slots__ = ("_changed", "_subtask", "backlog", "drained", "finished", "metrics", "operators", "state", "timestamps")
+    __slots__ = ("_changed", "backlog", "drained", "finished", "key", "metrics", "operators", "state", "timestamps")
 
     def __init__(self, key: SubtaskKey, changed: set[int]) -> None:
         """`changed`: subtasks of its vertex that changed since the newest capture."""
-        self._subtask = key.subtask
+        self.key = key
         self._changed = changed
         self.state = TaskState.CREATED
         self.drained = False
@@ -69,7 +69,7 @@ class _Task:
 
     def touch(self) -> None:
         """Note a change of what users see."""
-        self._changed.add(self._subtask)
+        self._changed.add(self.key.subtask)
 
     @property
     def shown(self) -> TaskState:
@@ -185,15 +185,25 @@ class Execution:
             for subtask, task in enumerate(vertex.tasks)
         }
         self._counts = Counter({TaskState.CREATED: len(self._tasks)})
+        """As users see them."""
+        self._in_state = Counter(self._counts)
+        """As they are. Whether all tasks run is asked with each event: looking at each took a third of the job's thread."""
+        self._backlogged: set[SubtaskKey] = set()
+        """Tasks that said last that they process a backlog."""
         self._timed: dict[SubtaskKey, _Task] = {}
         """Tasks that tell where their time goes, event time or latency."""
+        self._untold = set(self._tasks)
+        """Tasks whose states `take_states` has not given yet."""
 
     @property
     def tasks(self) -> frozenset[SubtaskKey]:
         return frozenset(self._tasks)
 
-    def states(self) -> tuple[tuple[SubtaskKey, TaskState], ...]:
-        return tuple((key, task.state) for key, task in sorted(self._tasks.items()))
+    def take_states(self) -> tuple[tuple[SubtaskKey, TaskState], ...]:
+        """States of tasks that changed since the last call, in order; of all at the first. A start of thousands of tasks is told by
+        hundreds of reports, and telling all states with each took seconds of the job's thread."""
+        untold, self._untold = sorted(self._untold), set()
+        return tuple((key, self._tasks[key].state) for key in untold)
 
     def enter_all(self, state: TaskState, wall_ms: int) -> None:
         for task in self._tasks.values():
@@ -213,7 +223,9 @@ class Execution:
             task.drained = True
             task.touch()
         backlog = status.backlog > task.backlog
-        task.backlog = max(task.backlog, status.backlog)
+        if backlog:
+            task.backlog = status.backlog
+            (self._backlogged.add if task.backlog % 2 else self._backlogged.discard)(task.key)
         return self._enter(task, status.state, wall_ms) or drained or backlog
 
     def finish(self, tasks: Iterable[SubtaskKey], wall_ms: int) -> None:
@@ -270,20 +282,20 @@ class Execution:
     @property
     def is_processing_backlog(self) -> bool:
         """Whether any source has said so last."""
-        return any(task.backlog % 2 and task.state is TaskState.RUNNING for task in self._tasks.values())
+        return any(self._tasks[key].state is TaskState.RUNNING for key in self._backlogged)
 
     @property
     def all_running(self) -> bool:
-        return all(task.state is TaskState.RUNNING for task in self._tasks.values())
+        return self._in_state[TaskState.RUNNING] == len(self._tasks)
 
     @property
     def all_up(self) -> bool:
         """Every task is RUNNING or FINISHED: an older leader may have let some of them finish."""
-        return all(task.state in (TaskState.RUNNING, TaskState.FINISHED) for task in self._tasks.values())
+        return self._in_state[TaskState.RUNNING] + self._in_state[TaskState.FINISHED] == len(self._tasks)
 
     @property
     def all_finished(self) -> bool:
-        return all(task.state is TaskState.FINISHED for task in self._tasks.values())
+        return self._in_state[TaskState.FINISHED] == len(self._tasks)
 
     @property
     def all_drained(self) -> bool:
@@ -308,7 +320,10 @@ class Execution:
     def _enter(self, task: _Task, state: TaskState, wall_ms: int) -> bool:
         if _RANK[state] <= _RANK[task.state]:
             return False
+        self._in_state[task.state] -= 1
+        self._in_state[state] += 1
         before, task.state = task.shown, state
+        self._untold.add(task.key)
         task.timestamps = {**task.timestamps, state: task.timestamps.get(state, wall_ms)}
         task.touch()
         self._count(before, task.shown)

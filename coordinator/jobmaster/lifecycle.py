@@ -211,7 +211,7 @@ class Lifecycle:
             return
         self.heard_of(status.metrics for status in changed if status.metrics is not None)
         backlog = self.execution.is_processing_backlog
-        self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.states(), backlog=backlog))
+        self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.take_states(), backlog=backlog))
         if self.is_deployed:
             self._detect_failure(slot, changed)
 

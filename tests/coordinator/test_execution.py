@@ -58,7 +58,8 @@ def test_a_finished_task_is_seen_as_such_until_it_fails() -> None:
     execution.finish(tasks, 2_000)
     execution.finish(tasks, 3_000)
     assert execution.counts() == {TaskState.RUNNING: 2, TaskState.FINISHED: 2}
-    assert [state for _, state in execution.states()] == [TaskState.RUNNING] * 4, "the machine knows that they are there"
+    assert [state for _, state in execution.take_states()] == [TaskState.RUNNING] * 4, "the machine knows that they are there"
+    assert execution.take_states() == ()
     sink = next(view for view in execution.views({}) if view.vertex_id == SINK)
     assert (sink.state, sink.end_ms, [each.end_ms for each in sink.subtasks]) == (TaskState.FINISHED, 2_000, [2_000, 2_000])
     execution.lose(0, 4_000)
