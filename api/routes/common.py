@@ -210,8 +210,21 @@ def body_of(model: type[Model], limits: BodyLimits = REQUEST) -> Callable[[Reque
 
 
 def describe_model(model: type[RequestBody], *, required: bool = False) -> dict[str, Any]:
-    """OpenAPI's description of a body of Flink's dialect."""
-    return _described(model.model_json_schema(by_alias=True), required=required)
+    """OpenAPI's description of a body of Flink's dialect. Models within it are described in their place: a body's own `$defs` are
+    none that the document has."""
+    schema = model.model_json_schema(by_alias=True)
+    parts = schema.pop("$defs", {})
+    return _described(_in_place(schema, parts), required=required)
+
+
+def _in_place(schema: Any, parts: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_in_place(each, parts) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _in_place(parts[schema["$ref"].rpartition("/")[2]], parts)
+    return {name: _in_place(each, parts) for name, each in schema.items()}
 
 
 def describe_record(kind: type[msgspec.Struct]) -> dict[str, Any]:

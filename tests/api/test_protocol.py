@@ -452,7 +452,7 @@ def test_metrics_show_a_job_from_its_counters(worker: Worker, client: RestClient
     def walk(*_: object) -> None:
         pytest.fail("a scrape walks over the tasks or the history of a job")
 
-    for kind, name in ((Execution, "views"), (Execution, "states"), (Execution, "metrics"), (CheckpointStats, "view")):
+    for kind, name in ((Execution, "views"), (Execution, "take_states"), (Execution, "metrics"), (CheckpointStats, "view")):
         monkeypatch.setattr(kind, name, walk)
     shown = client._call("GET", "/metrics").decode()
     label = f'job_id="{job_id}",job_name="{NAME}"'
