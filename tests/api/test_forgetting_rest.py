@@ -62,9 +62,13 @@ def test_a_key_is_forgotten_and_stands_in_no_answer_and_no_line(
     assert files_with(tmp_path, KEY) == []
     assert values_of(found["certificate"]["result"]) == {"UA": 2, "WN": 3}
     assert KEY not in json.dumps(found) + caplog.text
-    lines = [line.request for line in read_audit(str(tmp_path / "state")) if line.kind == "request"]
-    assert any(line.startswith(f"POST {PATH}") for line in lines)
-    assert any(line.startswith(f"FORGET complete {found['certificate']['key_hash']}") for line in lines)
+    wanted = (f"POST {PATH}", f"FORGET complete {found['certificate']['key_hash']}")
+
+    def is_audited() -> bool:
+        lines = [line.request for line in read_audit(str(tmp_path / "state")) if line.kind == "request"]
+        return all(any(line.startswith(each) for line in lines) for each in wanted)
+
+    wait_until(is_audited, timeout_s=30)  # the log is written behind
 
 
 def test_what_a_process_says_no_to_is_told_by_name(served: Served, tmp_path: Path) -> None:
