@@ -33,7 +33,7 @@ DASHBOARDS, LOOK_S = 20, 2.0
 _ANY = 999_999_999
 _ANY_ID = b'"checkpoint_id":999999999'
 
-LOOKS_AT = ("", "/checkpoints", "/health", "/series?metric=records_in")
+LOOKS_AT = ("", "/checkpoints", "/health", "/series?metric=records_in_per_second")
 """What a page of a job asks for, below `/v1/jobs/<id>`."""
 
 
