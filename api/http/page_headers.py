@@ -7,12 +7,8 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PAGES = "/ui"
-"""Below it are the pages of the dashboard."""
+from holdfast.api.ui.files import CONTENT_SECURITY_POLICY, PREFIX
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _OF_PAGES = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -23,7 +19,7 @@ _OF_PAGES = {
 
 
 def is_page(path: str) -> bool:
-    return path == PAGES or path.startswith(f"{PAGES}/")
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 class PageHeaders:

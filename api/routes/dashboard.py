@@ -17,13 +17,8 @@ from holdfast.statebackends.errors import NotFoundError
 router = APIRouter(include_in_schema=False)
 
 _BLOCK_BYTES = 64 * 1024
-_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": files.CONTENT_SECURITY_POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+_HEADERS = {"Cache-Control": "no-cache"}
+"""Besides those of every page (`PageHeaders`)."""
 
 
 @router.get(files.PREFIX)

@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from holdfast.barriers.guarantee import COMMITTER_KIND
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
 from holdfast.barriers.partition import Combining, SubtaskFunction
 from holdfast.barriers.sinklog import COMMITTER_SUFFIX, DISCARDS_PROPERTY, MUTED_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Source
-from holdfast.operators.datastream.overtaking import COMMITTER_KIND, with_overtakable_edges
+from holdfast.operators.datastream.overtaking import with_overtakable_edges
 from holdfast.operators.datastream.used_columns import with_used_columns
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator, alignment_properties
 from holdfast.operators.functions.partitioning import CustomPartitioning

@@ -13,22 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import schemathesis
 import urllib3
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
-schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is in the extra `dev`")
-
-from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
-from schemathesis.checks import not_a_server_error  # noqa: E402
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance  # noqa: E402
-
-from holdfast.api.access.roles import Access, Role, classify  # noqa: E402
-from holdfast.api.client import RestClient  # noqa: E402
-from holdfast.api.http.auth import OPEN_PATHS  # noqa: E402
-from holdfast.api.server.main import EmbeddedCoordinator  # noqa: E402
-from holdfast.api.settings import server_settings  # noqa: E402
-from holdfast.barriers.jobgraph import Submission  # noqa: E402
-from tests.api.fakes import TOKEN, make_graph  # noqa: E402
-from tests.api.test_access import MATRIX  # noqa: E402
+from holdfast.api.access.roles import Access, Role, classify
+from holdfast.api.client import RestClient
+from holdfast.api.http.auth import OPEN_PATHS
+from holdfast.api.server.main import EmbeddedCoordinator
+from holdfast.api.settings import server_settings
+from holdfast.barriers.jobgraph import Submission
+from tests.api.fakes import TOKEN, make_graph
+from tests.api.test_access import MATRIX
 
 CHECKS = (not_a_server_error, status_code_conformance, response_schema_conformance)
 EXAMPLES, EXAMPLES_LONG = 1, 210
