@@ -15,6 +15,7 @@ from anyio import CapacityLimiter, WouldBlock, to_thread
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.access.roles import Access, classify
 from holdfast.api.errors import BusyError, ConnectionLostError
 from holdfast.api.http.auth import CALLER, refuse
 from holdfast.api.http.basic import check_same_origin
@@ -86,7 +87,7 @@ class ForwardToActive:
     def _is_for_active(self, scope: Scope) -> bool:
         """Whether the active member has the answer: it alone has jobs, and sessions, which are of one member and passed to none."""
         path = scope["path"]
-        if self._membership.is_active or path in self._own_paths or _is_of_workers(path):
+        if self._membership.is_active or path in self._own_paths or _is_of_workers(scope["method"], path):
             return False
         return path == _LOGIN or (CALLER in scope and not path.startswith(_PAGES))
 
@@ -162,9 +163,10 @@ def _has_session(scope: Scope) -> bool:
     return not header_of(scope, b"authorization") and bool(session_text(scope))
 
 
-def _is_of_workers(path: str) -> bool:
-    """Paths below `/v1/jobs/<job>/workers`: those of the worker protocol."""
-    return "/workers/" in path
+def _is_of_workers(method: str, path: str) -> bool:
+    """Whether it is of the worker protocol, by the same rules as who may ask it."""
+    classified = classify(method, path)
+    return classified is not None and classified.access is Access.WORK
 
 
 async def _take(places: CapacityLimiter, *, wait_s: float) -> None:
