@@ -42,7 +42,7 @@ STOP_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
-SILENT_AFTER = 10
+SILENT_AFTER = 3
 """Times `takeover_after_ms` without another sign of life after which a member is shown as gone, and no worker is told of it."""
 
 
@@ -120,9 +120,11 @@ class Membership:
         return self._election.active
 
     def urls(self) -> tuple[str, ...]:
-        """Where the members listen, this one first; those that left, or gave no sign for long, are left out."""
-        others = [each.sign.url for each in self.members() if not each.is_this and not each.is_gone]
-        return tuple(dict.fromkeys([self.url, *others]))
+        """Where the members listen, this one first, then those that give signs of life as they should; those that left, or gave no
+        sign for long, are left out."""
+        others = [each for each in self.members() if not each.is_this and not each.is_gone]
+        others.sort(key=lambda each: each.seen_ms > self._config.takeover_after_ms)
+        return tuple(dict.fromkeys([self.url, *(each.sign.url for each in others)]))
 
     def members(self) -> list[KnownMember]:
         """Every member of which there is a sign, the active one first."""

@@ -43,12 +43,12 @@ class ElectionConfig:
     @property
     def watch_interval_ms(self) -> int:
         """Time between two looks at the others."""
-        return self.takeover_after_ms // 8
+        return self.takeover_after_ms // 10
 
     @property
     def probe_timeout_ms(self) -> int:
         """Time in which a living active answers."""
-        return max(1_000, self.takeover_after_ms // 3)
+        return max(1_000, self.takeover_after_ms // 8)
 
 
 class Role(StrEnum):

@@ -206,7 +206,7 @@ def test_signs_and_looks_come_at_their_intervals_one_at_a_time() -> None:
     assert do(on.DeadlineReached(), 60_000) == []
     do(on.SignGiven())
     do(seen(active(1), sign(1)))
-    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 8
+    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 10
     assert do(on.DeadlineReached(), AFTER_MS // 3) == [on.GiveSign(0), on.Observe()]
 
 
