@@ -39,6 +39,7 @@ from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.queries import Queries
 from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.recollection import Recollection
+from holdfast.coordinator.dispatcher.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView, Verification
@@ -132,7 +133,10 @@ class CoordinatorService:
             seconds_max=config.drill_timeout_ms / 1000,
         )
         recollection = Recollection(self._storage)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills, recollection)
+        self._positions = SourcePositions(self._storage)
+        self._diagnosis = Diagnosis(
+            self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
+        )
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -143,6 +147,7 @@ class CoordinatorService:
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
         self._threads.append(threading.Thread(target=self._drills.watch, name="drills", daemon=True))
+        self._threads.append(threading.Thread(target=self._positions.watch, name="source-positions", daemon=True))
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -454,6 +459,7 @@ class CoordinatorService:
             self._closed = True
             self._stopped.set()
         self._drills.close()
+        self._positions.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
         self._recovery.close()

@@ -492,7 +492,8 @@ def status(
     answers for the job."""
     with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
         client = connect(url, token_file, state_dir, ca)
-        code = diagnosis.show_health(client.health(resolve_job(client, job)), as_json=as_json)
+        job_id = resolve_job(client, job)
+        code = diagnosis.show_health(diagnosis.ask_health(lambda: client.health(job_id)), as_json=as_json)
     raise typer.Exit(code)
 
 
