@@ -100,6 +100,36 @@ def test_the_facade_loads_nothing_else() -> None:
     assert not {module for module in loaded("holdfast") if module.startswith("holdfast.")}
 
 
+COMMAND_LINE = """
+import contextlib, io, json, sys
+before = set(sys.modules)
+import holdfast
+with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+    holdfast.command_line()(sys.argv[1:])
+assert "Usage" in shown.getvalue()
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+OF_DATA = {
+    "asyncio",
+    "boto3",
+    "fastapi",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "rocksdict",
+    "tenacity",
+    "uvicorn",
+    "zmq",
+}
+
+
+@pytest.mark.parametrize("command", ["", "status"])
+def test_the_command_line_answers_without_what_touches_data(command: str) -> None:
+    found = loaded(*command.split(), "--help", program=COMMAND_LINE)
+    assert not OF_DATA & {module.partition(".")[0] for module in found}
+
+
 DAEMON = """
 import json, sys
 from holdfast.operators.spark.daemon import preload
