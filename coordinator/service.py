@@ -31,14 +31,14 @@ from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValu
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
-from holdfast.coordinator.dispatcher.queries import Queries
-from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
-from holdfast.coordinator.dispatcher.recollection import Recollection
+from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
+from holdfast.coordinator.dispatcher.reading.queries import Queries
+from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.recollection import Recollection
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView, Verification

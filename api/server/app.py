@@ -38,30 +38,13 @@ from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
-from holdfast.api.routes import (
-    audit,
-    cost,
-    dashboard,
-    diagnosis,
-    drills,
-    events,
-    forgetting,
-    health,
-    history,
-    jobs,
-    labels,
-    members,
-    series,
-    sessions,
-    snapshots,
-    tokens,
-    web,
-    workers,
-)
+from holdfast.api.routes import diagnosis, history, jobs, series, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.forwarded import ForwardToActive
-from holdfast.api.routes.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.lifecycle import cost, drills, forgetting, labels, snapshots
+from holdfast.api.routes.service import audit, dashboard, events, health, members, sessions, tokens, web
+from holdfast.api.routes.service.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
