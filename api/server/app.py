@@ -47,6 +47,7 @@ from holdfast.api.routes.lifecycle import cost, drills, forgetting, labels, snap
 from holdfast.api.routes.reports import Reports
 from holdfast.api.routes.service import audit, dashboard, events, health, members, sessions, tokens, web
 from holdfast.api.routes.service.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.threads import CommandThreads, StorageReaders
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
@@ -153,7 +154,8 @@ def _open_parts(
     app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
-    app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.readers = StorageReaders()
+    app.state.commands = CommandThreads()
     app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
     app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
