@@ -32,6 +32,7 @@ class Mapped(dict[str, Any]):
     """A dict that is none by its class."""
 
 
+DECLARED: list[Any] = [Price, Offer]
 TUPLES = st.one_of(st.tuples(st.integers(0, 9), st.text(max_size=1)), st.tuples(st.integers(0, 9)), st.just([1, "a"]))
 DICTS = st.one_of(
     st.fixed_dictionaries({"name": st.text(max_size=1), "cents": st.integers(0, 9)}),
@@ -54,7 +55,7 @@ def test_tuples(values: list[Any]) -> None:
     assert arrow(tuple[int, str], values) == arrow(tuple[int, str], alike)
 
 
-@given(values=st.lists(DICTS, max_size=4), declared=st.sampled_from(list[Any]([Price, Offer])))
+@given(values=st.lists(DICTS, max_size=4), declared=st.sampled_from(DECLARED))
 def test_dicts(values: list[Any], declared: Any) -> None:
     assert arrow(declared, values) == arrow(declared, [Mapped(value) for value in values])
 
