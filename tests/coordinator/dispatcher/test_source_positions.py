@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.dispatcher import source_positions
-from holdfast.coordinator.dispatcher.source_positions import JOBS_KEPT, SourcePositions
+from holdfast.coordinator.dispatcher.reading import source_positions
+from holdfast.coordinator.dispatcher.reading.source_positions import JOBS_KEPT, SourcePositions
 from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
 from holdfast.coordinator.explain.records import CutView
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorState, OperatorSubtaskState, StateMeta
