@@ -287,7 +287,7 @@ def measure(
 
 
 def attack(url: str, token: str, job_id: str, phase: Phase) -> None:
-    """Hold silent and slow connections, post bodies and ask as viewers, until standard input ends; then tell what became of them."""
+    """Hold silent and slow connections, post bodies and ask as viewers, until standard input ends; then tell how they fared."""
     outcome = Outcome()
     threading.Thread(target=outcome.tell_at_the_end, daemon=True).start()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,9 +1,9 @@
 """SHELL: keeps Python's cyclic collector from stopping the process for long.
 
-A full collection looks at every object that may be part of a cycle, while no other thread runs. Of a coordinator that serves nothing
-yet these are some hundred thousand, of its modules, routes and types: 150 ms, in which no acknowledgement is answered, and a flood of
-requests causes one every few seconds. None of them ever becomes garbage: they are set aside, and the collector looks at what came
-since. What a collection has just left over has no garbage in it, and most of what is built by first requests stays, too."""
+A full collection looks at every object that may be part of a cycle, while no other thread runs. Of a coordinator that serves
+nothing yet these are some hundred thousand, of its modules, routes and types: 150 ms, in which no acknowledgement is answered, and
+a flood of requests causes one every few seconds. None of them ever becomes garbage: they are set aside, and the collector looks at
+what came since. What a collection has just left over has no garbage in it, and most of what first requests build stays, too."""
 
 from __future__ import annotations
 

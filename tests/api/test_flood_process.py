@@ -1,6 +1,6 @@
 """A job that checkpoints ten times a second keeps its workers and its checkpoints while another process floods its coordinator.
 
-How long an acknowledgement takes meanwhile is for `make bench` to say (`benchmarks/flood.py`), on a machine that does nothing else."""
+How long an acknowledgement takes meanwhile is for `make bench` to say (`benchmarks/flood.py`), on a machine without other work."""
 
 from __future__ import annotations
 
