@@ -221,7 +221,7 @@ class Connector:
             return Connection(client, client.close)
         if options.ca is not None:
             text = (
-                "ca= is for a coordinator at a URL (coordinator='https://...'): the one in this process has an authority of its own"
+                "ca= is for a coordinator at a URL (coordinator='https://...'): one in this process has its own authority"
             )
             raise InvalidConfigError(text, setting="ca")
         directory = _local(options.state_directory)

@@ -66,8 +66,9 @@ class Environment:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
         `coordinator`: URL of a running `holdfast serve`, or those of its members; without one, a coordinator runs in the driver
-        over `state_dir`. `ca`: file of the certificates to trust, PEM, where that URL is `https://` and the system does not know who
-        signed it: the `_ca.pem` of its state directory; workers trust them, too. Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        over `state_dir`. `ca`: file of the certificates that driver and workers trust, PEM, where that URL is `https://` and the
+        system does not know who signed it: the `_ca.pem` of its state directory. Raises InvalidConfigError on a setting that is
+        unknown or out of bounds."""
         check_job_name(name)
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
