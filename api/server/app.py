@@ -38,6 +38,7 @@ from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
+from holdfast.api.http.turns import LookInTurn
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import diagnosis, history, jobs, series, workers
 from holdfast.api.routes.common import REFERENCE
@@ -177,6 +178,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membersh
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
+    app.add_middleware(LookInTurn)
     app.add_middleware(_access_check(app, settings))
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(PageHeaders)
