@@ -23,7 +23,7 @@ from holdfast.api.http.page_headers import API_HEADERS
 from holdfast.api.http.request_ids import HEADER, named
 from holdfast.api.logs import REQUEST_ID
 from holdfast.api.routes import workers
-from holdfast.api.routes.metrics import HttpMetrics
+from holdfast.api.routes.service.metrics import HttpMetrics
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, printable
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import HoldfastError

@@ -40,31 +40,15 @@ from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.members.membership import Membership
-from holdfast.api.routes import (
-    audit,
-    cost,
-    dashboard,
-    diagnosis,
-    drills,
-    events,
-    forgetting,
-    health,
-    history,
-    jobs,
-    labels,
-    members,
-    series,
-    sessions,
-    snapshots,
-    tokens,
-    web,
-    workers,
-)
+from holdfast.api.routes import diagnosis, history, jobs, series, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.forwarded import ForwardToActive
-from holdfast.api.routes.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.lifecycle import cost, drills, forgetting, labels, snapshots
 from holdfast.api.routes.reports import Reports
+from holdfast.api.routes.service import audit, dashboard, events, health, members, sessions, tokens, web
+from holdfast.api.routes.service.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.threads import CommandThreads, StorageReaders
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
@@ -172,7 +156,8 @@ def _open_parts(
     app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
-    app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.readers = StorageReaders()
+    app.state.commands = CommandThreads()
     app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
     app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
