@@ -6,7 +6,12 @@ import asyncio
 from typing import Any
 
 JOINED_BYTES_MAX = 16 * 1024
-"""Bytes that are kept for the end of a turn of the loop, at most: more is handed on at once, so that backpressure is seen."""
+"""Bytes that are kept, at most: more is handed on at once, so that backpressure is seen."""
+
+
+WAIT_S = 0.001
+"""Seconds that a head waits for its body, at most; a stream's may be long in coming. Not until the loop's next turn, which would
+cost as much as a second send; an answer that is complete is sent at once."""
 
 
 class JoinedTransport(asyncio.Transport):
@@ -18,12 +23,13 @@ class JoinedTransport(asyncio.Transport):
         self._loop = loop
         self._parts: list[bytes | bytearray | memoryview] = []
         self._size = 0
+        self._waiting: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not data:
             return
         if not self._parts:
-            self._loop.call_soon(self.flush)
+            self._waiting = self._loop.call_later(WAIT_S, self.flush)
         self._parts.append(data)
         self._size += len(data)
         if self._size > JOINED_BYTES_MAX:
@@ -31,6 +37,9 @@ class JoinedTransport(asyncio.Transport):
 
     def flush(self) -> None:
         """Hand on what was written. Idempotent."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         if self._parts:
             parts, self._parts, self._size = self._parts, [], 0
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))

@@ -189,6 +189,8 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._has_answered = True
+        if isinstance(self.transport, JoinedTransport):
+            self.transport.flush()
         super().on_response_complete()
         self._check_phase()
 

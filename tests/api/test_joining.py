@@ -19,9 +19,11 @@ class Recorded(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
+        self.wrote = asyncio.Event()
 
     def write(self, data: Any) -> None:
         self.seen.append(bytes(data))
+        self.wrote.set()
 
     def close(self) -> None:
         self.seen.append("close")
@@ -38,20 +40,21 @@ async def _joined() -> tuple[Recorded, JoinedTransport]:
     return below, JoinedTransport(below, asyncio.get_running_loop())
 
 
-def test_parts_of_a_turn_are_one_write() -> None:
+def test_parts_are_one_write_and_wait_only_for_so_long() -> None:
     async def run() -> list[Any]:
         below, joined = await _joined()
         for part in (b"head", b"", b"body"):
             joined.write(part)
         assert below.seen == []
         assert joined.get_write_buffer_size() == 108
-        await asyncio.sleep(0)
-        joined.write(b"next")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        joined.flush()
+        below.wrote.clear()
+        joined.write(b"head of a stream")
+        async with asyncio.timeout(30):
+            await below.wrote.wait()
         return below.seen
 
-    assert asyncio.run(run()) == [b"headbody", b"next"]
+    assert asyncio.run(run()) == [b"headbody", b"head of a stream"]
 
 
 def test_much_is_handed_on_at_once() -> None:
