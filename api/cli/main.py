@@ -981,6 +981,8 @@ def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
             console.show_line(f"{problem.path}:{problem.line}: {problem.problem}")
         verdict = "whole" if report.is_whole else f"{len(report.problems)} problems"
         console.show_line(f"{verdict}: {report.lines:,} lines in {report.files:,} files of {report.chains:,} chains")
+        if report.pruned:
+            console.show_line(f"{report.pruned:,} older lines were deleted to make room, as `pruned` lines say")
     if not report.is_whole:
         raise typer.Exit(console.EXIT_FAILED)
 

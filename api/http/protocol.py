@@ -33,6 +33,7 @@ from holdfast.api.http.connection_budget import (
     SendingResumed,
     SendingStopped,
 )
+from holdfast.api.http.joining import JoinedTransport
 
 log = logging.getLogger("holdfast.api")
 
@@ -172,6 +173,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = JoinedTransport(transport, self.loop)
         self.is_made = True
         if self.number:
             self.guard.adopt(self)

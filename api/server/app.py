@@ -34,6 +34,7 @@ from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.outcomes import Outcomes
 from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
@@ -150,6 +151,7 @@ def _open_parts(
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
     app.state.requests = RequestBudget()
+    app.state.outcomes = Outcomes()
     app.state.bodies = guard.bodies
     app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
