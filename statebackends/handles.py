@@ -129,7 +129,7 @@ NATIVE_FORMAT = "rocksdb"
 """Format of a handle whose parts are files of a RocksDB database, which hold all states. Only the backend `rocksdb` reads them."""
 
 
-class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
+class KeyedStateHandle(msgspec.Struct, frozen=True, gc=False, tag="keyed"):
     """Keyed state of one old subtask, in one format."""
 
     key_groups: KeyGroupRange
@@ -152,7 +152,7 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
         return sum(part.length for part in self.parts if not isinstance(part, PlaceholderHandle))
 
 
-class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
+class OperatorListHandle(msgspec.Struct, frozen=True, gc=False, tag="operator_list"):
     """Operator state (list, union, broadcast) of one old subtask: msgpack array of opaque entries, one binary each."""
 
     state: StateMeta
@@ -171,7 +171,7 @@ def external_places(entry: str) -> tuple[str, ...]:
     return tuple(entry.split("|"))
 
 
-class OperatorSubtaskState(msgspec.Struct, frozen=True):
+class OperatorSubtaskState(msgspec.Struct, frozen=True, gc=False):
     """State that one subtask of one operator stored for one checkpoint."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()

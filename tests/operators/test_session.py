@@ -37,7 +37,13 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators.worker.session import ACK_BYTES_MAX, ACK_COLLECT_MS, REGISTER_BYTES_MAX, Session, SessionState
+from holdfast.operators.worker.session import (
+    ACK_BYTES_MAX,
+    ACK_COLLECT_MS,
+    REGISTER_BYTES_MAX,
+    Session,
+    SessionState,
+)
 from holdfast.operators.worker.session_events import (
     BACKOFF_MAX_MS,
     AcksAnswered,
