@@ -12,7 +12,8 @@ import threading
 
 THRESHOLD = (50_000, 10, 10)
 """As of gc.set_threshold. By Python's default of 700 objects a checkpoint of 10,000 subtasks is looked at a hundred times while its
-acknowledgements come, and none of it is garbage. Cycles, such as those of exceptions, may take some 20 MiB before they are found."""
+acknowledgements come, and none of it is garbage. Cycles, such as those of exceptions, may take some 20 MiB before
+they are found."""
 
 FREEZES_MAX = 3
 """Full collections behind the start whose rest is set aside as well: what jobs leave behind later must be found for ever."""
