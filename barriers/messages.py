@@ -186,14 +186,14 @@ class AckStatus(StrEnum):
 SkippedReason: TypeAlias = Annotated[str, msgspec.Meta(max_length=SKIPPED_REASON_BYTES_MAX)]
 
 
-class SubtaskKey(msgspec.Struct, frozen=True, order=True):
+class SubtaskKey(msgspec.Struct, frozen=True, gc=False, order=True):
     """One parallel instance of one job vertex."""
 
     vertex: str
     subtask: _Int
 
 
-class OperatorMetrics(msgspec.Struct, frozen=True):
+class OperatorMetrics(msgspec.Struct, frozen=True, gc=False):
     """Counters of one operator of one subtask since the attempt began. They only rise."""
 
     operator: str
@@ -222,7 +222,7 @@ OperatorCounts: TypeAlias = Annotated[tuple[OperatorMetrics, ...], msgspec.Meta(
 AlignedWatermarks: TypeAlias = Annotated[dict[str, _Int | None], msgspec.Meta(max_length=OPERATORS_MAX)]
 
 
-class CheckpointMetrics(msgspec.Struct, frozen=True):
+class CheckpointMetrics(msgspec.Struct, frozen=True, gc=False):
     """Numbers of one subtask for one checkpoint; times in ms, sizes in bytes."""
 
     alignment_duration_ms: _Millis = 0
@@ -255,7 +255,7 @@ class CheckpointMetrics(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------------------------------------- worker -> coordinator
 
 
-class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
+class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, gc=False, tag="ack"):
     """One subtask's state for one checkpoint is durable. `states` maps operator uid -> what it stored."""
 
     attempt: _Int
@@ -275,7 +275,7 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, tag="ack"):
         return () if self.channels is msgspec.UNSET else self.channels
 
 
-class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
+class DeclineCheckpoint(msgspec.Struct, frozen=True, gc=False, tag="decline"):
     """One subtask can't take part in a checkpoint."""
 
     attempt: _Int
