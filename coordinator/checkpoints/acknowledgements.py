@@ -15,6 +15,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, has_control_characters
 from holdfast.coordinator.checkpoints.acknowledged_channels import AcknowledgedChannels
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
@@ -144,6 +145,15 @@ class AcknowledgementValidator:
             for vertex_id, vertex in self._vertices.items()
         }
 
+    def may_share(self, request: CheckpointRequest) -> bool:
+        """Whether files of what a request makes may be shared with other checkpoints: if not, `problem` names each that is."""
+        return self._form_of(request).shares
+
+    def _form_of(self, request: CheckpointRequest) -> _Form:
+        if not request.is_savepoint:
+            return self._checkpoint
+        return self._native if request.native else self._savepoint
+
     def problem(self, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> str | None:
         """Why the task can't have stored this for the checkpoint; None if it can."""
         vertex = self._vertices.get(ack.vertex)
@@ -152,15 +162,15 @@ class AcknowledgementValidator:
         operators = self._operators[ack.vertex]
         if ack.states.keys() != operators.keys():
             return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(operators))}"
-        request = pending.request
-        form = self._checkpoint if not request.is_savepoint else self._native if request.native else self._savepoint
+        form = self._form_of(pending.request)
         uid = ""
         try:
             for uid, state in ack.states.items():
                 writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
                 self._check_operator(writer, state, vertex, form, pending.base)
-            uid = vertex.operators[0].uid
-            self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
+            if ack.in_flight:
+                uid = vertex.operators[0].uid
+                self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
         except _Refused as refused:
             return f"operator {uid!r}: {refused}"
         return None
@@ -254,8 +264,6 @@ class AcknowledgementValidator:
 
     def _check_channels(self, writer: _Writer, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> None:
         """Files of in-flight data are written by the head of the chain."""
-        if not ack.in_flight:
-            return
         if not pending.unaligned:
             raise _Refused("in-flight data of a checkpoint whose barriers overtake nothing")
         problem = self._channels.problem(SubtaskKey(ack.vertex, ack.subtask), ack.in_flight)
