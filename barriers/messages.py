@@ -278,7 +278,7 @@ class AcknowledgeCheckpoint(msgspec.Struct, frozen=True, gc=False, tag="ack"):
         return () if self.channels is msgspec.UNSET else self.channels
 
 
-class DeclineCheckpoint(msgspec.Struct, frozen=True, tag="decline"):
+class DeclineCheckpoint(msgspec.Struct, frozen=True, gc=False, tag="decline"):
     """One subtask can't take part in a checkpoint."""
 
     attempt: _Int

@@ -84,6 +84,8 @@ class _Operator:
     has_external: bool
     keyed: Mapping[str, StateMeta]
     lists: Mapping[str, StateMeta]
+    tables: tuple[StateMeta, ...]
+    """The keyed states as a task lists them when each has one table: those are found declared all at once."""
     older: re.Pattern[str]
     """Matches names of shared files that a subtask of it wrote for some checkpoint."""
     rivals: tuple[str, ...]
@@ -226,16 +228,11 @@ class AcknowledgementValidator:
             if handle.format not in form.formats:
                 raise _Refused(f"keyed state in the format {_shown(handle.format)}; here it is {' or '.join(sorted(form.formats))}")
             _check_shape(handle)
-            for meta in handle.states:
-                if declared.get(meta.name) != meta:
-                    raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
-                if (meta.name in found) is not (handle.format in DELTA_FORMATS):
-                    raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
-                if meta.name in found:
-                    deltas[meta.name] = deltas.get(meta.name, 0) + 1
-                found.add(meta.name)
-            if max(deltas.values(), default=0) > DELTAS_MAX:
-                raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
+            is_delta = handle.format in DELTA_FORMATS
+            if not found and not is_delta and handle.states == writer.operator.tables:
+                found.update(declared)
+            else:
+                _check_states(handle, declared, found, deltas, is_delta=is_delta)
             natives += handle.format == NATIVE_FORMAT
             for part in handle.parts:
                 inline += self._check_part(writer, part, form, base, handle.format)
@@ -332,11 +329,13 @@ def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
 
 def _operator(operator: OperatorDescription, names: set[str]) -> _Operator:
     name = uid_in_names(operator.uid)
+    keyed = {meta.name: meta for meta in operator.states if meta.kind not in OPERATOR_KINDS}
     return _Operator(
         uid=operator.uid,
         is_keyed=operator.key_type is not None,
         has_external=operator.kind in _EXTERNAL_KINDS,
-        keyed={meta.name: meta for meta in operator.states if meta.kind not in OPERATOR_KINDS},
+        keyed=keyed,
+        tables=tuple(keyed.values()),
         lists={meta.name: meta for meta in operator.states if meta.kind in OPERATOR_KINDS},
         older=re.compile(rf"[1-9][0-9]{{0,17}}-[1-9][0-9]*-{re.escape(name)}-[0-9]+-"),
         rivals=tuple(sorted(other for other in names if other.startswith(f"{name}-"))),
@@ -364,6 +363,23 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
+
+
+def _check_states(
+    handle: KeyedStateHandle, declared: Mapping[str, StateMeta], found: set[str], deltas: dict[str, int], *, is_delta: bool
+) -> None:
+    """Raise _Refused unless the states of a handle are declared, and new, or deltas of what was found. Adds them to `found`, and
+    to the counts of `deltas`."""
+    for meta in handle.states:
+        if declared.get(meta.name) != meta:
+            raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
+        if (meta.name in found) is not is_delta:
+            raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
+        if is_delta:
+            deltas[meta.name] = deltas.get(meta.name, 0) + 1
+        found.add(meta.name)
+    if max(deltas.values(), default=0) > DELTAS_MAX:
+        raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:

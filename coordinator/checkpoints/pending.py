@@ -215,8 +215,13 @@ class PendingCheckpoint:
     @property
     def size(self) -> int:
         """Bytes of the acknowledged state, those shared with the base included, and of in-flight data."""
-        states = sum(state.size for ack in self.acks.values() for state in ack.states.values())
-        return states + sum(channel.part.length for ack in self.acks.values() for channel in ack.in_flight)
+        size = 0
+        for ack in self.acks.values():
+            for state in ack.states.values():
+                size += state.size
+            for channel in ack.in_flight:
+                size += channel.part.length
+        return size
 
     @property
     def shared(self) -> tuple[FileHandle, ...]:
