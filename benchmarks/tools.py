@@ -1,4 +1,5 @@
-"""Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, of a read of every row, and of a drill.
+"""Snapshot tools on one large state: seconds, processor time and peak memory of `verify`, `inspect`, of a read of every row, and
+of a drill.
 
 Each tool is a process of its own, and `over_start` is its peak above that of one that only imports the tools. `megabytes` are the
 snapshot's own bytes: a tool that reads states as a stream stays far below them.
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -60,7 +61,7 @@ report = drill_snapshot(sys.argv[1])
 assert (report.rows, report.problems) == (int(sys.argv[2]), ()), report
 """
 DRILL_OF_VERIFY_MAX = 2.0
-"""Aim: a drill takes so many times as long as `verify` of the same snapshot, at most."""
+"""Aim: a drill takes so many times the processor time of `verify` of the same snapshot, at most."""
 
 
 def make(folder: Path, keys: int, table_format: Format) -> None:
@@ -124,8 +125,17 @@ def _native(folder: Path, storage: LocalStorage, target: SnapshotTarget, groups:
     return KeyedStateHandle(groups, "rocksdb", (CODEC.meta,), parts, tuple(names))
 
 
-def run_tool(arguments: list[str]) -> tuple[float, float]:
-    """Seconds, and peak of the resident memory in MB. Raises RuntimeError if the tool fails."""
+class Used(NamedTuple):
+    """What a tool took."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+    """Of the resident memory."""
+
+
+def run_tool(arguments: list[str]) -> Used:
+    """Raises RuntimeError if the tool fails."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -133,7 +143,7 @@ def run_tool(arguments: list[str]) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{arguments} ended with {process.returncode}")
-    return seconds, usage.ru_maxrss / 1000
+    return Used(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
 
 
 def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
@@ -151,23 +161,24 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
             "every row": ["-c", _READ_ALL, path, str(keys)],
             "drill": ["-c", _DRILL, path, str(keys)],
         }
-        _, start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"])
+        start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"]).peak_mb
         verified_s = 0.0
         for tool, arguments in tools.items():
-            seconds, peak_mb = run_tool(arguments)
-            verified_s = seconds if tool == "verify" else verified_s
+            used = run_tool(arguments)
+            verified_s = used.cpu_s if tool == "verify" else verified_s
             row: Row = {
                 "tool": tool,
                 "format": table_format,
                 "keys": keys,
                 "megabytes": round(size / 1e6),
-                "seconds": round(seconds, 2),
-                "peak_mb": round(peak_mb),
-                "over_start_mb": round(peak_mb - start_mb),
+                "seconds": round(used.seconds, 2),
+                "cpu_s": round(used.cpu_s, 2),
+                "peak_mb": round(used.peak_mb),
+                "over_start_mb": round(used.peak_mb - start_mb),
                 "load_average": round(os.getloadavg()[0], 1),
             }
             if tool == "drill":
-                row |= {"of_verify": round(seconds / verified_s, 2), "aim_of_verify": DRILL_OF_VERIFY_MAX}
+                row |= {"of_verify": round(used.cpu_s / verified_s, 2), "aim_of_verify": DRILL_OF_VERIFY_MAX}
             yield row
     finally:
         shutil.rmtree(folder, ignore_errors=True)
