@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "../vendor/preact/hooks.mjs"
 import { html, Card, Shown, Status, Table } from "../parts.js"
-import { count, moment } from "../format.js"
+import { count, moment, plural } from "../format.js"
 import { usePoll } from "../polling.js"
 import { send } from "../session.js"
 import { Action } from "../dialog.js"
@@ -28,7 +28,7 @@ const places = found => html`<ul>${Object.entries(found).map(([place, why]) => h
 function Certificate({ certificate }) {
   return html`<details><summary>Certificate</summary>
     ${certificate.result ? html`<p>Restore from <code>${certificate.result}</code></p>` : null}
-    <p>${count(rowsErased(certificate))} rows were erased, ${count(certificate.deleted.length)} snapshots deleted; ${count(Object.values(certificate.verified).reduce((sum, rows) => sum + rows, 0))} rows were read again.</p>
+    <p>${count(rowsErased(certificate))} rows were erased, ${plural(certificate.deleted.length, "snapshot")} deleted; ${count(Object.values(certificate.verified).reduce((sum, rows) => sum + rows, 0))} rows were read again.</p>
     ${Object.keys(certificate.kept).length ? html`<p>Kept:</p>${places(certificate.kept)}` : null}
     ${certificate.remaining.length ? html`<p>Other states that hold the key:</p><ul>${certificate.remaining.map(each => html`<li>${each}</li>`)}</ul>` : null}
     <p>Not covered:</p>${places(certificate.not_covered)}</details>`
