@@ -40,9 +40,9 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import JobPaths, parse_label_name
 from holdfast.statebackends.local_recovery.copies import delete_copies
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
 from holdfast.statebackends.state_processor.erase import (
-    KeyOf,
     chosen_states,
     count_rows,
     erase_key,
