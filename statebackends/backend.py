@@ -153,7 +153,7 @@ class KeyedStateBackend(Protocol):
 
     def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
         """Remove all rows of one key, of every namespace, from some states; None: from all of them, and its timers. A name that is
-        no state's is left out. Whether the key is of this subtask's key groups: else nothing was done.
+        no state's is left out. Whether the key is of this subtask's key groups: else no row was.
 
         Called right in front of `snapshot`, while no operator works on what it has read. No file of that snapshot, if its target
         is canonical, or of a later one that builds on none before it, has a byte of these rows. It may take as long as a look at

@@ -156,7 +156,8 @@ class AcknowledgementValidator:
         try:
             for uid, state in ack.states.items():
                 writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
-                self._check_operator(writer, state, vertex, form, pending.base)
+                is_erased = request.erasure is not None and uid in request.erasure.uids
+                self._check_operator(writer, state, vertex, self._savepoint if is_erased else form, pending.base)
             uid = vertex.operators[0].uid
             self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
         except _Refused as refused:

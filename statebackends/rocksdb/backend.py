@@ -99,8 +99,7 @@ class RocksKeyedBackend(KeyedBackendBase):
 
     def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
         is_own = super().erase(key, states)
-        if is_own:
-            self._write_buffer.purges = True
+        self._write_buffer.purges = True  # tables restored before a rescale have rows of other key groups, too
         return is_own
 
     def _namespaces_of(self, serializer: StateSerializer, encoded_key: bytes, key_group: int) -> list[bytes]:
