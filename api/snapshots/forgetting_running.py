@@ -12,13 +12,12 @@ from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCa
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.ownership.labels import find_kept
+from holdfast.coordinator.ownership.erasures import find_older
 from holdfast.statebackends.errors import ForgetError
-from holdfast.statebackends.layout import parse_checkpoint_name, writer_of
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
 from holdfast.statebackends.state_processor.erase import chosen_states
-from holdfast.statebackends.storage.port import ListFiles, ListFolder, run_flow
+from holdfast.statebackends.storage.port import run_flow
 
 DROPS_SECONDS_MAX = 60.0
 """How long the leader may take to drop older checkpoints."""
@@ -124,37 +123,8 @@ class _RunningForget(ForgetCall):
     def _await_drops(self) -> None:
         """Until the leader has deleted all older checkpoints, or the time is up: what is left then is named."""
         until_s = time.monotonic() + self._drops_seconds_max
-        while left := self._older():
+        while left := run_flow(find_older(self._paths, self._erased_at), self._storage):
             if all(left.values()) or time.monotonic() >= until_s:
-                self._kept |= {place: why or "it is still there: ask again" for place, why in left.items()}
+                self._kept |= {f"{self._root}/{path}": why or "it is still there: ask again" for path, why in left.items()}
                 return
             time.sleep(_POLL_S)
-
-    def _older(self) -> dict[str, str]:
-        """Location of files of older checkpoints -> what keeps them; empty: they are to go."""
-        job = run_flow(read_job(self._paths), self._storage)
-        labelled = run_flow(find_kept(job), self._storage)
-        found: dict[str, str] = {}
-        names: list[str] = self._storage.execute(ListFolder(self._job_id))
-        for name in names:
-            number = parse_checkpoint_name(name.rstrip("/"))
-            if number is None or number >= self._erased_at:
-                continue
-            folder, entry = f"{self._job_id}/{name.rstrip('/')}", job.checkpoints.get(number)
-            is_savepoint = entry is not None and isinstance(entry.decision, SavepointRecord)
-            if is_savepoint or not self._has_state(folder, is_decided=entry is not None and entry.decision is not None):
-                continue
-            is_given = number in job.given or (entry is not None and bool(entry.owner))
-            why = "another job has claimed it" if is_given else "a label keeps it" if number in labelled else ""
-            found[f"{self._root}/{folder}"] = why
-        held = any(found.values())
-        for name in job.shared:
-            if (writer_of(name) or 0) < self._erased_at:
-                place = f"{self._root}/{self._paths.shared}/{name}"
-                found[place] = "a checkpoint that is kept refers to it" if held else ""
-        return found
-
-    def _has_state(self, folder: str, *, is_decided: bool) -> bool:
-        """Whether a folder has more than the claim of an id that is not decided yet, or records of one without state."""
-        files: list[str] = self._storage.execute(ListFiles(folder))
-        return bool(files) and (is_decided or any(not name.rpartition("/")[2].startswith("_") for name in files))
