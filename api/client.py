@@ -14,11 +14,10 @@ import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
-import tenacity
 import urllib3
 
 from holdfast.api.errors import ConnectionLostError, decode_error
@@ -42,6 +41,9 @@ from holdfast.statebackends.errors import (
     TooManyRequestsError,
 )
 from holdfast.statebackends.layout import DIRECTORY_FILE
+
+if TYPE_CHECKING:
+    import tenacity
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds after which a machine that does not answer a connect counts as away."""
@@ -392,6 +394,8 @@ class RestClient:
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
+        import tenacity
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError, TooManyRequestsError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),

@@ -76,6 +76,15 @@ class Batch:
         """True when columns are at hand without a conversion."""
         return self._columns is not None
 
+    @property
+    def has_rows(self) -> bool:
+        """True when rows are at hand without a conversion."""
+        return self._rows is not None
+
+    def makes_dicts(self, row_factory: Callable[..., Row] | None = None) -> bool:
+        """Whether `rows(row_factory)` makes dicts of the columns, where it makes rows."""
+        return row_factory is None and self._row_factory is None
+
     def columns(self) -> pa.RecordBatch:
         """The records as columns. Raises InvalidConfigError when no schema was declared (found when the graph is built),
         SchemaMismatchError when a row does not fit it."""

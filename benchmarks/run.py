@@ -29,6 +29,7 @@ from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
+from benchmarks.imports import measure as measure_imports
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.inflight import measure as measure_inflight
 from benchmarks.joins import measure as measure_joins
@@ -281,6 +282,11 @@ def restore(bench: Bench, quick: bool) -> list[Row]:
     return measure_restore(quick=quick)
 
 
+def imports(bench: Bench, quick: bool) -> list[Row]:
+    """CPU of what workers, their daemon, drivers and the command line import."""
+    return measure_imports(2 if quick else 10)
+
+
 def restarts(bench: Bench, quick: bool) -> list[Row]:
     """kill -9 of the sidecar under many live jobs, and its start."""
     return measure_restarts(20, 2) if quick else measure_restarts(200, 20)
@@ -354,7 +360,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "rowtable": rowtable, "w3": w3, "w4": w4, "w6": w6, "w7": w7, "acks": acks, "async": async_calls, "tables": tables,
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
-    "views": views,
+    "views": views, "imports": imports,
     "explain": explain, "takeover": takeover, "service": service,
 }  # fmt: skip
 

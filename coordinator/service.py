@@ -32,14 +32,15 @@ from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValu
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
-from holdfast.coordinator.dispatcher.queries import Queries
-from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
-from holdfast.coordinator.dispatcher.recollection import Recollection
+from holdfast.coordinator.dispatcher.reading.costs import Costs
+from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
+from holdfast.coordinator.dispatcher.reading.queries import Queries
+from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.recollection import Recollection
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView, Verification
@@ -53,7 +54,7 @@ from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
-from holdfast.coordinator.ownership.cost import Cost, measure_cost
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -83,6 +84,8 @@ T = TypeVar("T")
 
 LEADERSHIP_ROUNDS = 5
 """Every so many of those rounds each job's leadership is checked: one small request to storage a job."""
+DRILL_JOIN_S = 5.0
+"""Longest that a stopping coordinator waits for the thread that reads drills on record."""
 RECOVERY_RETRY_S = 1.0
 """Time between two rounds of recovery of the jobs whose storage failed."""
 
@@ -132,6 +135,7 @@ class CoordinatorService:
             lambda: f"{self._rng.getrandbits(128):032x}",
             seconds_max=config.drill_timeout_ms / 1000,
         )
+        self._costs = Costs(self._storage, clock)
         recollection = Recollection(self._storage)
         self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills, recollection)
         self._labels = JobLabels(
@@ -143,7 +147,7 @@ class CoordinatorService:
             for number in range(config.recovery_threads)
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
-        self._threads.append(threading.Thread(target=self._drills.watch, name="drills", daemon=True))
+        self._drill_thread = threading.Thread(target=self._drills.watch, name="drills", daemon=True)
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -154,6 +158,7 @@ class CoordinatorService:
             self._started = self._threads
             for thread in self._threads:
                 thread.start()
+            self._drill_thread.start()
 
     def _lead_on(self) -> None:
         """Body of one of the threads that share the jobs to recover."""
@@ -420,7 +425,7 @@ class CoordinatorService:
         self._drills.note_verified(job_id, location, found)
 
     def cost(self, job_id: str) -> Cost:
-        found = run_flow(measure_cost(JobPaths(job_id), self._clock.wall_ms()), self._storage)
+        found = self._costs.of(job_id)
         if not found.files and not self._registry.is_known(job_id):
             self._recovery.check(job_id)
             raise NotFoundError(f"job {job_id} not found", job=job_id)
@@ -461,6 +466,8 @@ class CoordinatorService:
         self._drills.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
+        if self._started:
+            self._drill_thread.join(DRILL_JOIN_S)  # it leads nothing: one that storage holds ends when that answers
         self._recovery.close()
         for service in self._registry.services():
             service.close("the coordinator stops")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.statebackends.state import (
         ColumnarState,
         ColumnarStateDescriptor,
+        KeyColumn,
         RowTable,
         RowTableStateDescriptor,
         StateDescriptor,
@@ -99,6 +100,15 @@ class TimerRowProvider(Protocol):
         """Loop thread: remove all rows of a key. O(rows)."""
 
 
+class KeyCourse(NamedTuple):
+    """How the keys of one batch become current one after the other, without a call for each: whoever assigns the next element of
+    each column to the attribute of `target` that has its name makes the next key current. All columns are as long as the batch."""
+
+    target: Any
+    names: tuple[str, ...]
+    columns: tuple[Iterable[Any], ...]
+
+
 class KeyedStateBackend(Protocol):
     """Keyed state of one subtask of one operator."""
 
@@ -113,6 +123,10 @@ class KeyedStateBackend(Protocol):
 
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
         """Select the key that state access refers to. `encoded_key` is key_type.encode(key), the key's identity."""
+
+    def each_key(self, keys: KeyColumn) -> KeyCourse:
+        """Select the keys of a batch one by one, as `set_current_key` of each would. Only one course is under way at a time: the
+        next call of this or of `set_current_key` ends it."""
 
     @property
     def current_key(self) -> tuple[bytes, int]:

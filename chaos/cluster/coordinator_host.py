@@ -28,7 +28,7 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.queries import view_recorded_job
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 
@@ -13,13 +13,15 @@ from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator, OperatorContext, Output, TimerService
 from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.functions.operator_state import OperatorLists
+from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.row_loops import LoopRows, LoopShape, course_columns, row_loop
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, SideOutputs
 from holdfast.operators.task.timers import InternalTimerService
 from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_located, shown
-from holdfast.statebackends.backend import KeyedStateBackend
-from holdfast.statebackends.errors import InvariantError, UndeclaredStateError
+from holdfast.statebackends.backend import KeyCourse, KeyedStateBackend
+from holdfast.statebackends.errors import GraphError, InvariantError, UndeclaredStateError
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     AppendingState,
@@ -217,9 +219,29 @@ class ProcessFunction(KeyedFunction):
                 out({"key": ctx.key, "count": state.value()})
     """
 
+    reads: ClassVar[Sequence[str] | None] = None
+    """The columns that its rows have; None: all that it may read. What is made of columns for nothing costs time. A function that
+    reads `row["price"]` and the like alone is seen through; one that gives the row to others can say what they need."""
+
     def process_element(self, value: Any, ctx: ProcessContext, out: Collector) -> None:
         """One record; its key is current, if the stream has one."""
         raise InvariantError(f"{type(self).__name__} defines no process_element, which building the graph refuses")
+
+
+def declared_reads(function: ProcessFunction, input_type: RowType, operator: str) -> tuple[str, ...] | None:
+    """The columns that a function declares to read. Raises GraphError, UnknownColumnError for one that its input doesn't have."""
+    reads = function.reads
+    if reads is None:
+        return None
+    if isinstance(reads, str) or not all(isinstance(name, str) for name in reads) or len(set(reads)) != len(tuple(reads)):
+        raise GraphError(f"operator {operator!r}: reads must be the names of distinct columns, not {reads!r}", operator=operator)
+    if input_type.record is not None:
+        name = getattr(input_type.record, "__name__", repr(input_type.record))
+        message = f"operator {operator!r}: reads is for rows that are dicts; its rows are {name}, and have all their fields"
+        raise GraphError(message, operator=operator)
+    for name in reads:
+        input_type.column(name, operator)
+    return tuple(reads)
 
 
 class CallableProcessFunction(ProcessFunction):
@@ -269,19 +291,34 @@ class FunctionOperator(Operator):
         self._context._watermark_ms = watermark_ms
         return iter(())
 
-    def _take_plain(self, batch: Batch, context: RecordContext, input_type: RowType, process: Element) -> None:
-        """Each record of a batch, without a key; then what was emitted for them."""
-        rows = batch.rows(input_type.record)
-        stamps = repeat(None) if batch.timestamps is None else batch.timestamps.tolist()
-        emitted = self._rows
-        collect, counts, row = emitted.append, [], None
-        try:
-            for row, stamp in zip(rows, stamps, strict=False):  # `repeat` has no end
-                context.timestamp = stamp
-                process(row, context, collect)
-                counts.append(len(emitted))
-        except Exception as error:
-            self._raise(error, process, row)
+    def _take_plain(
+        self, batch: Batch, context: RecordContext, input_type: RowType, process: Element, reads: tuple[str, ...] | None = None
+    ) -> None:
+        """Each record of a batch, without a key; then what was emitted for them. `reads`: columns of a row that are declared."""
+        self._run(batch, context, input_type, process, None, reads)
+
+    def _run(
+        self,
+        batch: Batch,
+        context: RecordContext,
+        input_type: RowType,
+        process: Element,
+        course: KeyCourse | None,
+        reads: tuple[str, ...] | None,
+    ) -> None:
+        """Each record of a batch, its key being current if there are any; then what was emitted for them."""
+        rows = LoopRows(batch, input_type.record, read_set(process) if reads is None else reads, is_declared=reads is not None)
+        stamps = None if batch.timestamps is None else batch.timestamps.tolist()
+        emitted, counts = self._rows, list[int]()
+        shape = LoopShape(rows.names, () if course is None else course.names, stamps is not None)
+
+        def failed(error: Exception, row: Any) -> None:
+            self._raise(error, process, rows.whole(row), keyed=course is not None)
+
+        context.timestamp = None
+        target = None if course is None else course.target
+        columns = course_columns(rows, course, stamps)
+        row_loop(shape)(process, context, emitted.append, emitted, counts, target, failed, columns)
         self._emit(None if batch.timestamps is None else np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
         self._sides.flush()
 
@@ -340,51 +377,14 @@ class KeyedFunctionOperator(FunctionOperator):
     def _new_context(self) -> ProcessContext:
         return ProcessContext(self.context, self.declared_states(), self._sides, uses_timers=self.uses_timers)
 
-    def _take(self, batch: Batch, selector: Selector, input_type: RowType, process: Element) -> None:
-        """Each record of a batch, its key being current; then what was emitted for them."""
-        rows = batch.rows(input_type.record)
+    def _take(
+        self, batch: Batch, selector: Selector, input_type: RowType, process: Element, reads: tuple[str, ...] | None = None
+    ) -> None:
+        """Each record of a batch, its key being current; then what was emitted for them. `reads` as of `_take_plain`."""
         keys = selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
-        encoded, groups = keys.encoded(), keys.key_groups.tolist()
-        if batch.timestamps is None:
-            self._process(rows, encoded, groups, process)
-            self._emit(None)
-        else:
-            counts = self._process_stamped(rows, encoded, groups, batch.timestamps.tolist(), process)
-            self._emit(np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
-        self._sides.flush()
-
-    def _process(self, rows: Any, encoded: list[bytes], groups: list[int], process: Element) -> None:
-        context, set_current_key = self._context, self._backend.set_current_key
-        collect = self._rows.append
-        context.timestamp = None
-        row = None
-        try:
-            for row, key, group in zip(rows, encoded, groups, strict=True):
-                set_current_key(key, group)
-                process(row, context, collect)
-        except Exception as error:
-            self._raise(error, process, row, keyed=True)
-
-    def _process_stamped(
-        self, rows: Any, encoded: list[bytes], groups: list[int], stamps: list[int], process: Element
-    ) -> list[int]:
-        """How many rows had been emitted after each record."""
-        context, set_current_key = self._context, self._backend.set_current_key
-        emitted = self._rows
-        collect = emitted.append
-        counts: list[int] = []
-        row = None
-        try:
-            for row, key, group, stamp in zip(rows, encoded, groups, stamps, strict=True):
-                set_current_key(key, group)
-                context.timestamp = stamp
-                process(row, context, collect)
-                counts.append(len(emitted))
-        except Exception as error:
-            self._raise(error, process, row, keyed=True)
-        return counts
+        self._run(batch, self._context, input_type, process, self._backend.each_key(keys), reads)
 
     # ------------------------------------------------------------------------------------------------------- timers
 
@@ -440,9 +440,10 @@ class PlainProcessOperator(FunctionOperator):
     ) -> None:
         super().__init__(function, output_type, side_outputs)
         self.input_type = input_type
+        self.reads = declared_reads(function, input_type, "process")
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        self._take_plain(batch, self._context, self.input_type, self.function.process_element)
+        self._take_plain(batch, self._context, self.input_type, self.function.process_element, self.reads)
 
 
 class ProcessOperator(KeyedFunctionOperator):
@@ -461,6 +462,7 @@ class ProcessOperator(KeyedFunctionOperator):
         super().__init__(function, output_type, side_outputs)
         self.selector = selector
         self.input_type = input_type
+        self.reads = declared_reads(function, input_type, "process")
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
-        self._take(batch, self.selector, self.input_type, self.function.process_element)
+        self._take(batch, self.selector, self.input_type, self.function.process_element, self.reads)

@@ -41,6 +41,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.operators.worker.sampling import QuestionUnderWay
 from holdfast.operators.worker.session_events import (
+    BACKOFF_MAX_MS,
     AckKey,
     AcksAnswered,
     Action,
@@ -75,7 +76,6 @@ from holdfast.operators.worker.session_events import (
 )
 
 BACKOFF_MIN_MS = 50
-BACKOFF_MAX_MS = 1_000
 ACK_ITEMS_MAX = 256
 """Most acknowledgements in one POST."""
 ACK_BYTES_MAX = 32 * 1024 * 1024
@@ -144,8 +144,8 @@ class Session:
                 pass
             case RegistrationAnswered(registered=registered):
                 actions += self._registered(registered, now_ms)
-            case RequestFailed(request=request):
-                self._failed(request, now_ms)
+            case RequestFailed(request=request, pause_max_ms=pause_max_ms):
+                self._failed(request, pause_max_ms, now_ms)
             case RequestRefused():
                 actions += self._refused(event, now_ms)
             case CommandReceived(line=line):
@@ -260,16 +260,18 @@ class Session:
         self._under_way = {"register"}
         return SendRegister(body)
 
-    def _register_again(self, now_ms: int, *, after_failure: bool) -> None:
+    def _register_again(self, now_ms: int, *, after_failure: bool, pause_max_ms: int = BACKOFF_MAX_MS) -> None:
         self.state = SessionState.WAITING
         self._question.forget()
         self._under_way.clear()
         self._posted.clear()
-        self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
+        self._retry_at_ms = {"register": now_ms + (self._backoff(pause_max_ms) if after_failure else 0)}
 
-    def _backoff(self) -> int:
+    def _backoff(self, max_ms: int) -> int:
         """Random delay of 50 to 100 % of the backoff: workers that lost the same coordinator don't return at the same time."""
-        ceiling = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
+        if max_ms <= 0:
+            return 0  # so many requests as there are coordinators follow one another; only a round of them is a failure
+        ceiling = min(max_ms, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
         self._failures += 1
         return int(ceiling * (0.5 + self._random.random() / 2))
 
@@ -279,7 +281,7 @@ class Session:
         self._failures = 0
         self.unreachable_since_ms = None
 
-    def _failed(self, request: str, now_ms: int) -> None:
+    def _failed(self, request: str, pause_max_ms: int, now_ms: int) -> None:
         if request not in self._under_way:
             return
         self._under_way.discard(request)
@@ -287,9 +289,9 @@ class Session:
         if request in {"register", "acks", "states", "heartbeat"} and self.unreachable_since_ms is None:
             self.unreachable_since_ms = now_ms
         if request == "register":
-            self._register_again(now_ms, after_failure=True)
+            self._register_again(now_ms, after_failure=True, pause_max_ms=pause_max_ms)
         else:
-            self._retry_at_ms[request] = now_ms + self._backoff()
+            self._retry_at_ms[request] = now_ms + self._backoff(pause_max_ms)
 
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
         if event.rejected and self._digest_rejection(event, now_ms):

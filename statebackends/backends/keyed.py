@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.statebackends.backend import PendingSnapshot, TimerRowProvider
+from holdfast.statebackends.backend import KeyCourse, PendingSnapshot, TimerRowProvider
 from holdfast.statebackends.columnar.state import NumpyColumnarState
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -66,6 +66,7 @@ from holdfast.statebackends.snapshot.sources import (
 from holdfast.statebackends.snapshot.table_file import decode_keyed_table
 from holdfast.statebackends.state import (
     ColumnarStateDescriptor,
+    KeyColumn,
     OperatorListStateDescriptor,
     RowTableStateDescriptor,
     StateDescriptor,
@@ -175,6 +176,9 @@ class KeyedBackendBase(ABC):
         context = self._context
         context.key = encoded_key
         context.key_group = key_group
+
+    def each_key(self, keys: KeyColumn) -> KeyCourse:
+        return KeyCourse(self._context, ("key", "key_group"), (keys.encoded(), keys.key_groups.tolist()))
 
     def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
         states = self._namespaced_states if namespace else self._states

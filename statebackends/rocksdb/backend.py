@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backend import KeyCourse, SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import InvariantError, StateValueError
 from holdfast.statebackends.handles import NATIVE_FORMAT, FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
@@ -36,6 +36,7 @@ from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
 from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
+from holdfast.statebackends.state import KeyColumn
 from holdfast.statebackends.storage.port import Flow, Storage
 
 _CHECK_EVERY = 512
@@ -71,6 +72,22 @@ class RocksKeyedBackend(KeyedBackendBase):
             self._until_check = _CHECK_EVERY
             self._checks += 1
             self._keep_within_limits()
+
+    def each_key(self, keys: KeyColumn) -> KeyCourse:
+        return KeyCourse(self._context, ("key", "key_group"), (self._checked(keys.encoded()), keys.key_groups.tolist()))
+
+    def _checked(self, encoded: list[bytes]) -> Iterator[bytes]:
+        """The keys; between two of them the write buffer's limits are checked, as often as by `set_current_key`."""
+        start = 0
+        while start < len(encoded):
+            stop = start + self._until_check
+            self._until_check -= len(encoded[start:stop])
+            yield from encoded[start:stop]
+            start = stop
+            if start < len(encoded):
+                self._until_check = _CHECK_EVERY
+                self._checks += 1
+                self._keep_within_limits()
 
     def _keep_within_limits(self) -> None:
         if self._opened is not None:

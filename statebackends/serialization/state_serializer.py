@@ -25,8 +25,8 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
 from holdfast.statebackends.row_tables.table import check_row_table
 from holdfast.statebackends.row_tables.type_text import row_table_text
-from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.schema_changes import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.type_serializer import (
     Copier,
     TypeSerializer,

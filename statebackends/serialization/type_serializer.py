@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.evolution import find_changes
 from holdfast.statebackends.serialization.key_types import split_arguments
 from holdfast.statebackends.serialization.pickled import pickle_value, unpickle_value
 from holdfast.statebackends.serialization.python_types import ENCODER, parse_type, python_type_of_arrow, value_type_of
+from holdfast.statebackends.serialization.schema_changes import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.value_types import (
     SCALARS,
     DictType,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -67,7 +68,8 @@ def _top(value_type: ValueType, name: str, kind: str) -> Check:
     """A check whose errors name the state. For a scalar, or a dict of them, it is a single call, as it runs for each record."""
     whole = _named(_field_by_field(value_type) if isinstance(value_type, RecordType) else value_type.check, name, kind)
     plain = _plain_dict(value_type, whole) if isinstance(value_type, RecordType) else _scalar(value_type, whole)
-    return plain or _named(_check_of(value_type), name, kind)
+    named = plain or _named(_check_of(value_type), name, kind)
+    return _compiled(value_type, named) or named
 
 
 _WHOSE = {
@@ -125,6 +127,62 @@ def _scalar(value_type: ValueType, whole: Check) -> Check | None:
         if value_type is SCALARS[kind]:
             return check
     return None
+
+
+_MEMBERS_COMPILED_MAX = 32
+"""Scalars of nested tuples whose check is one expression; of more, each is checked by a call."""
+
+
+def _compiled(value_type: ValueType, whole: Check) -> Check | None:
+    """A check that accepts tuples of obviously right scalars in one expression, a fifth of the time of a call for each, and leaves
+    others to `whole`; None for other types."""
+    inner = value_type.inner if isinstance(value_type, OptionalType) else value_type
+    condition = _Condition()
+    if not isinstance(inner, TupleType) or not (text := condition.of(value_type, "value")):
+        return None
+    check: Check = eval(f"lambda value: ({text}) or whole(value)", {**_KINDS, "whole": whole})
+    return check
+
+
+_KINDS: dict[str, type] = {
+    kind.__name__: kind for kind in (bool, int, float, str, bytes, tuple, date, datetime, Decimal)
+} | {"type": type}
+
+
+class _Condition:
+    """Python text that is true for values that are obviously of a type; empty for types that have none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def of(self, value_type: ValueType, value: str, first: str = "") -> str:
+        """`value`: the text of a name. `first`: what stands for it where it is read first, and gives it its value."""
+        first = first or value
+        if isinstance(value_type, OptionalType):
+            inner = self.of(value_type.inner, value)
+            return inner and f"({first} is None or ({inner}))"
+        if isinstance(value_type, TupleType):
+            return self._of_tuple(value_type, value, first)
+        kind = next((kind for kind, known in SCALARS.items() if known is value_type), None)
+        if kind is None:
+            return ""
+        further = {
+            int: f" and -0x8000000000000000 <= {value} <= 0x7FFFFFFFFFFFFFFF",
+            str: f" and {value}.isascii()",
+            datetime: f" and {value}.tzinfo is not None",
+        }
+        return f"type({first}) is {kind.__name__}{further.get(kind, '')}"
+
+    def _of_tuple(self, value_type: TupleType, value: str, first: str) -> str:
+        conditions = [f"type({first}) is tuple and len({value}) == {len(value_type.children)}"]
+        for place, child in enumerate(value_type.children):
+            self._count += 1
+            member = f"v{self._count}"
+            condition = self.of(child, member, f"({member} := {value}[{place}])")
+            if not condition or self._count > _MEMBERS_COMPILED_MAX:
+                return ""
+            conditions.append(condition)
+        return " and ".join(conditions)
 
 
 def _container(value_type: ListType) -> Check:

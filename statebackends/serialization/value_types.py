@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -443,10 +444,12 @@ class TupleType(ValueType):
         return form_of_members([value_type.key_form() for value_type in self.children])
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        for value in values:
-            if not isinstance(value, tuple) or len(value) != len(self.children):
-                raise refused(value, self.text)
-        columns = list(zip(*values, strict=True)) if values else [()] * len(self.children)
+        if not (set(map(type, values)) <= {tuple} and set(map(len, values)) <= {len(self.children)}):
+            for value in values:
+                if not isinstance(value, tuple) or len(value) != len(self.children):
+                    raise refused(value, self.text)
+        # not zip(*values): that makes an iterator for each value, which the collector of garbage counts
+        columns = [list(map(itemgetter(place), values)) for place in range(len(self.children))]
         arrays = [value_type.to_arrow(column) for value_type, column in zip(self.children, columns, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
 
@@ -598,10 +601,23 @@ class RecordType(ValueType):
         return form
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        for value in values:
-            self.check_class(value)
-        arrays = [self._column(field, [self.read(value, field) for value in values]) for field in self.fields]
+        columns = self._plain_columns(values)
+        if columns is None:
+            for value in values:
+                self.check_class(value)
+            columns = [[self.read(value, field) for value in values] for field in self.fields]
+        arrays = [self._column(field, members) for field, members in zip(self.fields, columns, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+
+    def _plain_columns(self, values: Sequence[Any]) -> list[list[Any]] | None:
+        """The members of dicts that have all the fields and no others, without a call for each; None for other values."""
+        is_plain = self._is_dict and set(map(type, values)) <= {dict} and set(map(len, values)) <= {len(self.fields)}
+        if not is_plain:
+            return None
+        try:
+            return [list(map(itemgetter(field.attribute), values)) for field in self.fields]
+        except KeyError:
+            return None
 
     def _column(self, field: RecordField, members: list[Any]) -> pa.Array:
         if not self._is_dict or field.default is None:

@@ -2,8 +2,8 @@
 
 Which rows there are is for the backends, and the columns of a table for tables.py. A pool thread converts rows, holding the
 interpreter lock, and `Throttle` leaves most of the interpreter to the task loop. A million Python objects take a few tenths of a
-second; in one go they would halve the speed of a busy loop meanwhile, spread out they take a tenth to a fifth of it. Without
-contention there are no pauses."""
+second; in one go they would halve the speed of a busy loop meanwhile, spread out they take a tenth to a fifth of it, and more of
+it the older the checkpoint is. Without contention there are no pauses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ from holdfast.statebackends.snapshot.tables import keyed_table_schema
 T = TypeVar("T")
 
 SHARE = 1 / 12
-"""Fraction of the time that one thread converts, while others want the interpreter."""
+"""Fraction of the time that one thread converts, while others want the interpreter and the checkpoint is young."""
+SHARE_MAX = 1 / 2
+"""The same, when it is old."""
+RISE_S = 0.2
+"""Seconds of a checkpoint's age after each of which the fraction is twice as large, up to SHARE_MAX."""
 PAUSES_S_MAX = 30.0
 """Seconds of pauses for one table; for each, if a checkpoint has many large ones."""
 _TURN_S = 0.002
@@ -39,17 +43,24 @@ _CONTENDED = 1.5
 
 
 class Throttle:
-    """Throttle of one pool thread that converts one table."""
+    """Throttle of one pool thread that converts one table.
+
+    A small table is done before anybody notices. A large one would take a dozen times as long as its conversion, and checkpoints
+    that come more often than that would not complete: so its share rises with time."""
 
     def __init__(
         self,
         share: float = SHARE,
         *,
+        began_s: float | None = None,
+        rise_s: float = RISE_S,
         wall_s: Callable[[], float] = time.perf_counter,
         cpu_s: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._share = share
+        """`began_s`: when the checkpoint began, by `wall_s`; None: now. `share` is that of its first `rise_s` seconds."""
+        self._share, self._rise_s = share, rise_s
+        self._began_s = wall_s() if began_s is None else began_s
         self._wall_s, self._cpu_s, self._sleep = wall_s, cpu_s, sleep
         self._passed_s = self._used_s = 0.0
         self._left_s = PAUSES_S_MAX
@@ -63,9 +74,13 @@ class Throttle:
         self._used_s += self._cpu_s() - cpu
         if self._used_s >= _TURN_S:
             if self._passed_s > _CONTENDED * self._used_s:
-                self._pause(self._used_s / self._share - self._passed_s)
+                self._pause(self._used_s / self._share_now() - self._passed_s)
             self._passed_s = self._used_s = 0.0
         return result
+
+    def _share_now(self) -> float:
+        doublings = min(64, int((self._wall_s() - self._began_s) / self._rise_s))  # no more than a float holds
+        return max(self._share, min(SHARE_MAX, self._share * 2.0**doublings))
 
     def _pause(self, seconds: float) -> None:
         seconds = min(seconds, self._left_s)
@@ -79,6 +94,9 @@ ROWS_PER_BATCH = 1 << 15
 KEYS_PER_BATCH = 4 * ROWS_PER_BATCH
 """Keys taken at a time where each has one value. A step that releases the interpreter lock waits 5 ms until a busy loop gives it
 back, and each switch costs the loop half a millisecond: few large steps cost both less than many small ones."""
+ROWS_AT_HAND = 1 << 10
+"""Values converted in one step: it visits all objects several times, for their types and for what they hold, and from the first
+visit on they are in the processor's cache. Tuples take a fourth of the time that they take by ROWS_PER_BATCH."""
 _BATCH_BYTES = 64 << 20
 """Bytes of a batch's values above which it is given out in batches of ROWS_PER_BATCH."""
 
@@ -100,11 +118,13 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def stream(self, serializer: StateSerializer, batches: Iterable[KeyBatch]) -> RowStream:
-        """One state's table, sorted by key group; batches may come in any order, and are converted here. Raises StateValueError."""
+    def stream(self, serializer: StateSerializer, batches: Iterable[KeyBatch], began_s: float | None = None) -> RowStream:
+        """One state's table, sorted by key group; batches may come in any order, and are converted here. Raises StateValueError.
+
+        `began_s`: when the checkpoint began, by `time.perf_counter`."""
         schema = self.schema(serializer)
         rows = GroupSort(KEY_GROUP)
-        throttle = Throttle()
+        throttle = Throttle(began_s=began_s)
         try:
             for keys, namespaces, values in _joined(batches):
                 for batch in self._record_batches(schema, serializer, keys, namespaces, values, throttle):
@@ -113,9 +133,9 @@ class KeyedRows:
             raise self.named(error, serializer.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
 
-    def table(self, serializer: StateSerializer, batches: Iterable[KeyBatch]) -> pa.Table:
+    def table(self, serializer: StateSerializer, batches: Iterable[KeyBatch], began_s: float | None = None) -> pa.Table:
         """`stream` as one table."""
-        return self.stream(serializer, batches).table()
+        return self.stream(serializer, batches, began_s).table()
 
     def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
         """The first columns of a table (key group, key fields, namespace) for keys given as (namespace, encoded keys)."""
@@ -157,7 +177,7 @@ class KeyedRows:
         converted: list[list[pa.Array]] = []
         for start in range(0, len(values), ROWS_PER_BATCH):
             some_values = values[start : start + ROWS_PER_BATCH]
-            converted.append(throttle.run(partial(serializer.to_arrays, some_values)))
+            converted.append(throttle.run(partial(_arrays, serializer, some_values)))
         if len(converted) == 1:
             yield pa.RecordBatch.from_arrays([*columns, *converted[0]], schema=schema)
         elif sum(bytes_of(array) for some in converted for array in some) <= _BATCH_BYTES:
@@ -189,6 +209,14 @@ class KeyedRows:
                     yield namespace, *_grouped(serializer, _picked(keys, rows), groups[rows], _picked(values, rows), own_map_keys)
 
 
+def _arrays(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
+    """`serializer.to_arrays`, a few values at a time."""
+    if len(values) <= ROWS_AT_HAND:
+        return serializer.to_arrays(values)
+    some = [serializer.to_arrays(values[start : start + ROWS_AT_HAND]) for start in range(0, len(values), ROWS_AT_HAND)]
+    return [pa.concat_arrays(each) for each in zip(*some, strict=True)]
+
+
 def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]:
     """The columns of keys, each repeated for every element of its key."""
     owners = pa.array(np.repeat(np.arange(len(values)), np.fromiter(map(len, values), np.int64, len(values))))
@@ -199,11 +227,11 @@ def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
     """Columns of list elements, or of map entries."""
     if serializer.map_key is not None:
         map_keys = serializer.map_key.to_arrow(list(chain.from_iterable(values)))
-        return [map_keys, *serializer.to_arrays([value for entries in values for value in entries.values()])]
+        return [map_keys, *_arrays(serializer, [value for entries in values for value in entries.values()])]
     counts = np.fromiter(map(len, values), np.int64, len(values))
     starts = np.cumsum(counts) - counts
     positions = pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32))
-    return [positions, *serializer.to_arrays(list(chain.from_iterable(values)))]
+    return [positions, *_arrays(serializer, list(chain.from_iterable(values)))]
 
 
 def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:

@@ -5,6 +5,7 @@ sources there are is for the backends."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, Protocol
@@ -84,12 +85,13 @@ class StateTableSource:
         self._complete_from = complete_from
         self._frozen = [(namespace, state_table, state_table.freeze()) for namespace, state_table in tables]
         self._changed: list[FrozenDirtyKeys] | None = None
+        self._began_s = time.perf_counter()
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
         self._changed = [state_table.checkpoint_started(barrier, base) for _, state_table, _ in self._frozen]
 
     def stream(self) -> RowStream:
-        rows = self._rows.stream(self._serializer, self._unexpired(self._all_batches()))
+        rows = self._rows.stream(self._serializer, self._unexpired(self._all_batches()), self._began_s)
         self._done()
         return rows
 
@@ -103,7 +105,7 @@ class StateTableSource:
         for namespace, keys, _ in batches:
             shown.setdefault(namespace, set()).update(keys)
         gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
-        delta = delta_table(self._rows.table(self._serializer, batches), self._rows.key_columns_of(gone))
+        delta = delta_table(self._rows.table(self._serializer, batches, self._began_s), self._rows.key_columns_of(gone))
         self._done()
         return delta
 

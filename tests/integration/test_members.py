@@ -145,7 +145,7 @@ def test_job_goes_on_through_kill_and_pause_of_the_active_member(members: Member
 
 @pytest.mark.slow
 def test_active_member_that_leaves_hands_over_and_none_is_named(members: Members, tmp_path: Path) -> None:
-    # By time alone nobody takes over within the 5 s below; a member looks at the others' signs every 1.3 s.
+    # By time alone nobody takes over within the 5 s below; a member looks at the others' signs every 1.2 s.
     first, second = members.start(takeover_after_ms=12_000), members.start(takeover_after_ms=12_000)
     active = wait_for_active([first, second])
     other = second if active is first else first

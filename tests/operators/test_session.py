@@ -35,8 +35,9 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators.worker.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
+from holdfast.operators.worker.session import ACK_BYTES_MAX, REGISTER_BYTES_MAX, Session, SessionState
 from holdfast.operators.worker.session_events import (
+    BACKOFF_MAX_MS,
     AcksAnswered,
     Action,
     AnswerReady,
@@ -232,6 +233,25 @@ def test_registration_is_retried_with_growing_backoff(driver: Driver) -> None:
         driver.now = due
     assert 25 <= waits[0] <= 50
     assert BACKOFF_MAX_MS // 2 <= waits[-1] <= BACKOFF_MAX_MS
+
+
+def test_coordinator_that_was_not_asked_yet_is_asked_at_once_and_rounds_have_their_own_longest_pause(driver: Driver) -> None:
+    waits: list[int] = []
+    again = driver.handle(DeadlineReached())
+    for turn in range(30):
+        (sent,) = again
+        assert isinstance(sent, SendRegister)
+        again = driver.handle(RequestFailed("register", 300 if turn % 3 == 2 else 0))
+        due = driver.session.next_deadline_ms()
+        if turn % 3 == 2:
+            assert again == []
+            assert due is not None
+            waits.append(due - driver.now)
+            driver.now = due
+            again = driver.handle(DeadlineReached())
+    assert 25 <= waits[0] <= 50, "those that were asked in between are no failures of their own"
+    assert min(waits[5:]) >= 150
+    assert max(waits) <= 300
 
 
 def test_register_deploys_and_opens_the_stream(driver: Driver) -> None:

@@ -265,6 +265,7 @@ SCENES = {
     "unsynced_write": Scene("counter", (at(600, "power_loss", amount=1),)),
     "probe_trusted_alone": drawn("probe_trusted_alone", first=0),
     "sign_trusted_alone": drawn("sign_trusted_alone", first=0),
+    "stays_cut_off": drawn("stays_cut_off", first=0),
     "late_probe": drawn("late_probe", first=0),
     "hasty_restarts": drawn("hasty_restarts", first=0),
     "even_pauses": drawn("even_pauses", first=0),

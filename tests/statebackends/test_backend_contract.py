@@ -240,6 +240,25 @@ def test_values_follow_the_current_key(cluster: Cluster) -> None:
     assert list(backend.keys("count")) == [KEY.encode("b")]
 
 
+def test_the_keys_of_a_batch_become_current_one_by_one(cluster: Cluster) -> None:
+    backend = cluster.backend([COUNT])
+    state = backend.get_state(COUNT)
+    names = [f"user-{number % 7}" for number in range(2_000)]  # more than between two checks of limits
+    found: list[Any] = []
+    for start in (0, 3, 1_500):
+        course = backend.each_key(KEY.column_of_values(names[start:], max_parallelism=16))
+        for selected in zip(*course.columns, strict=True):
+            for name, value in zip(course.names, selected, strict=True):
+                setattr(course.target, name, value)
+            state.update(state.value(0) + 1)
+            found.append(backend.current_key)
+    expected = [*names, *names[3:], *names[1_500:]]
+    assert found == [(KEY.encode(name), KEY.key_group(name, 16)) for name in expected]
+    use(backend, "user-0")
+    assert {name: _count(backend, name) for name in set(names)} == {name: expected.count(name) for name in set(names)}
+    assert list(backend.each_key(KEY.column_of_values([], max_parallelism=16)).columns[0]) == []
+
+
 def test_namespaces_are_apart(cluster: Cluster) -> None:
     backend = cluster.backend()
     fill_count(backend, "a", 1, b"x")

@@ -15,6 +15,7 @@ import pytest
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, OperatorState, StateMeta
+from holdfast.statebackends.snapshot import rows as conversion
 from holdfast.statebackends.snapshot import table_file as tables
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, check_contents
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
@@ -315,3 +316,24 @@ def test_batches_have_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pyte
                 sizes = [batch.num_rows for batch in state_batches(reader, stored, state_schema(reader, stored))]
             assert sum(sizes) == count
             assert max(sizes) <= 3
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_rows_are_the_same_however_many_are_converted_in_one_step(
+    tmp_path: Path, canonical: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"user-{number}" for number in range(7)]
+    contents = Contents(
+        count={name: number for number, name in enumerate(names)},
+        labels={name: {"x": {name, "a"}} for name in names},
+        seen={name: [name] * number for number, name in enumerate(names)},
+        tags={name: dict.fromkeys(names, number) for number, name in enumerate(names)},
+    )
+    found = []
+    for number, at_hand in enumerate((1_024, 3, 1)):
+        monkeypatch.setattr(conversion, "ROWS_AT_HAND", at_hand)
+        folder = f"savepoint-{number}" if canonical else f"job/chk-{number}"
+        snapshot = write(tmp_path, folder, contents, canonical=canonical)
+        found.append([rows(snapshot, state) for state in ("count", "labels", "seen", "tags")])
+    assert found[0] == found[1] == found[2]
+    assert [len(each) for each in found[0]] == [7, 7, 21, 49]

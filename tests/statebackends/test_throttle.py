@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.statebackends.snapshot.rows import PAUSES_S_MAX, Throttle
+from holdfast.statebackends.snapshot.rows import PAUSES_S_MAX, RISE_S, SHARE, SHARE_MAX, Throttle
 
 TURNS = 50
 
@@ -26,7 +27,7 @@ class Machine:
         return 7
 
     def pace(self, share: float) -> Throttle:
-        return Throttle(share, wall_s=lambda: self.wall, cpu_s=lambda: self.cpu, sleep=self.sleep)
+        return Throttle(share, rise_s=math.inf, wall_s=lambda: self.wall, cpu_s=lambda: self.cpu, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
@@ -88,3 +89,28 @@ def test_the_pauses_of_one_table_come_to_an_end() -> None:
     for _ in range(20):
         pace.run(lambda: machine.work(0.005))
     assert sum(machine.pauses) == pytest.approx(PAUSES_S_MAX)
+
+
+@pytest.mark.parametrize("age_s", [0.0, 0.1, 5.0])
+def test_the_share_rises_with_the_age_of_a_checkpoint(age_s: float) -> None:
+    machine = Machine(1.0)
+    throttle = Throttle(
+        began_s=machine.wall - age_s, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep
+    )
+    shares: list[tuple[float, float]] = []
+    while machine.wall < 12.0:
+        began, used = machine.wall, machine.cpu
+        throttle.run(lambda: machine.work(0.003))
+        shares.append((began - 10.0 + age_s, (machine.cpu - used) / (machine.wall - began)))
+    for age, share in shares:
+        at_least, at_most = (min(SHARE_MAX, SHARE * 2 ** int(each / RISE_S)) for each in (age, age + 0.01))
+        assert at_least - 1e-6 <= share <= at_most + 1e-6
+    assert shares[0][1] == pytest.approx(SHARE if age_s < RISE_S else SHARE_MAX)
+    assert shares[-1][1] == pytest.approx(SHARE_MAX)
+
+
+def test_a_checkpoint_of_any_age_has_a_share() -> None:
+    machine = Machine(1.0)
+    throttle = Throttle(began_s=-1e9, wall_s=lambda: machine.wall, cpu_s=lambda: machine.cpu, sleep=machine.sleep)
+    throttle.run(lambda: machine.work(0.01))
+    assert machine.pauses == [0.0] or machine.pauses == []

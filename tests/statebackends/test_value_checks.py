@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, TypedDict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.statebackends.errors import StateValueError
@@ -140,3 +142,41 @@ def test_what_is_asked_of_a_value_agrees_with_how_it_is_encoded(declared: Any, f
             spec.check(value)
         with pytest.raises(StateValueError, match="state 's': "):
             checks.values([*fine, value])
+
+
+SCALAR_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**64), 2**64), st.floats(), st.text(max_size=2), st.binary(max_size=2),
+    st.just(datetime(2020, 1, 1)), st.just(datetime(2020, 1, 1, tzinfo=UTC)), st.just(date(2020, 1, 1)), st.just(Decimal("1.5")),
+    st.just(np.int64(3)), st.just("\ud800"),
+)  # fmt: skip
+
+
+class Pair(tuple[Any, ...]):
+    """A tuple that is none by its class."""
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        tuple[int, int, int],
+        tuple[str, float | None, bool],
+        tuple[bytes, datetime, date, Decimal],
+        tuple[int, tuple[int | None, str]] | None,
+        tuple[tuple[int, ...], int],
+        tuple[list[int], str],
+    ],
+)
+@given(value=SCALAR_VALUES, near=st.lists(SCALAR_VALUES, min_size=2, max_size=4), odd=st.booleans())
+def test_a_compiled_check_accepts_what_the_type_accepts(declared: Any, value: Any, near: list[Any], odd: bool) -> None:
+    value_type = TypeSerializer.of(declared).value_type
+    check = checks_of("s", "value", value_type, None).value
+    for each in (value, tuple(near), Pair(near), (1, tuple(near[:2])), (1, 2, 3)[: 2 + odd], (0, (None, "x"))):
+        assert _refusal(check, each) == _refusal(value_type.check, each)
+
+
+def _refusal(check: Any, value: Any) -> bool:
+    try:
+        check(value)
+    except StateValueError:
+        return True
+    return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from holdfast.api.access.audit import AuditLine
@@ -57,6 +56,6 @@ async def audit(
 ) -> Response:
     """Changes and refusals of all coordinators of the state directory. A line is there a second after its request."""
     state = request.app.state
-    page = await to_thread.run_sync(read_audit_page, state.settings.location, after, limit, limiter=state.history_readers)
+    page = await request.app.state.readers.run(read_audit_page, state.settings.location, after, limit)
     found = Audit(lines=[_shown(line) for line in page.lines], next=page.next)
     return Response(msgspec.json.encode(found.model_dump(by_alias=True)), media_type="application/json")

@@ -16,9 +16,9 @@ from holdfast.barriers.messages import QuestionKind, SubtaskKey
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.published import Look
-from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
-from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
-from holdfast.coordinator.dispatcher.recollection import COMPARED_MAX, Recollection
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_checkpoints, view_recorded_job
+from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.recollection import COMPARED_MAX, Recollection
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.facts import COMPARED_MIN

@@ -1,0 +1,78 @@
+"""Read sets: which columns of its row a function reads, found in its compiled code. Pure; no function is called for it.
+
+A row that has these columns alone can't be told from the whole row by a function that does nothing with it but `row["price"]` and
+`row.get("price")`, each with a name that stands in the code. Whatever else it does with the row (`**row`, iteration, a name that
+is computed, a call that gets the row, a row that is kept, changed or emitted) may need all of it, and so do functions whose code
+is not Python's. A read set is a proof, never a guess: nothing is learnt from the rows that happened to come first."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+_SEES_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "breakpoint", "_getframe", "currentframe", "stack", "f_locals"})
+"""Names by which a function could see its own variables, or that of others could be."""
+_CALLS = frozenset({"PRECALL", "CALL"})
+
+
+def read_set(function: Callable[..., Any], argument: int = 0) -> frozenset[str] | None:
+    """Names that a function reads of the row that is its `argument`-th argument, from 0; None: perhaps all of it."""
+    if isinstance(function, MethodType):
+        function, argument = function.__func__, argument + 1
+    return _read_set(function, argument) if type(function) is FunctionType else None
+
+
+@functools.lru_cache(maxsize=256)
+def _read_set(function: FunctionType, argument: int) -> frozenset[str] | None:
+    code = function.__code__
+    if argument >= code.co_argcount or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return None
+    row = code.co_varnames[argument]
+    if row in code.co_cellvars or not _SEES_LOCALS.isdisjoint(code.co_names):
+        return None
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    found: set[str] = set()
+    for place, step in enumerate(steps):
+        if not _concerns(step, row):
+            continue
+        name = _name_read(steps[place : place + 5]) if step.opname == "LOAD_FAST" else None
+        if name is None:
+            return None
+        found.add(name)
+    return frozenset(found)
+
+
+def _concerns(step: dis.Instruction, row: str) -> bool:
+    """Whether an instruction loads, stores or deletes the variable: one of several that it names at once, too."""
+    if not step.opname.startswith(("LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "MAKE_CELL")):
+        return False
+    named = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return row in named
+
+
+def _name_read(steps: Sequence[dis.Instruction]) -> str | None:
+    """The name in `row["name"]`, `row.get("name")` or `row.get("name", constant)`, of which the first step loads the row."""
+    following = [*steps[1:], *[None] * 4]
+    match following:
+        case [dis.Instruction(opname="LOAD_CONST", argval=str(name)), dis.Instruction(opname="BINARY_SUBSCR"), *_]:
+            return name
+        case [get, dis.Instruction(opname="LOAD_CONST", argval=str(name)), call, *_] if _is_get(get):
+            default = following[3]
+            if call is not None and (call.opname in _CALLS or (call.opname == "LOAD_CONST" and _is_call(default))):
+                return name
+    return None
+
+
+def _is_get(step: dis.Instruction | None) -> bool:
+    """Whether a step prepares a call of the row's method `get`; one that merely takes the method may give it away."""
+    if step is None or step.argval != "get":
+        return False
+    return step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and "NULL|self" in step.argrepr)
+
+
+def _is_call(step: dis.Instruction | None) -> bool:
+    return step is not None and step.opname in _CALLS

@@ -1,0 +1,326 @@
+"""Read sets: functions that use their row in every way get what they need of it, and can't tell it from the whole row."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import columns_to_rows
+from holdfast.operators.functions.process import CallableProcessFunction, PlainProcessOperator, ProcessFunction, ProcessOperator
+from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.schema import UNDECLARED, RowType
+from holdfast.operators.functions.selectors import key_selector
+from holdfast.statebackends.errors import GraphError, UnknownColumnError, UserFunctionError
+from tests.examples import examples
+from tests.operators.harness import OperatorHarness
+
+ROWS = RowType(pa.schema([("k", pa.string()), ("v", pa.int64()), ("w", pa.float64()), ("t", pa.string())]))
+KEPT: list[Any] = []
+
+
+def by_name(row: Any, ctx: Any, out: Any) -> None:
+    out(row["v"] + 1)
+
+
+def by_names(row: Any, ctx: Any, out: Any) -> None:
+    if row["v"] > 1 or row["w"] < 0:
+        out((row["v"], row["t"]))
+
+
+def by_get(row: Any, ctx: Any, out: Any) -> None:
+    out((row.get("v"), row.get("nothing"), row.get("nothing", 7)))
+
+
+def missing(row: Any, ctx: Any, out: Any) -> None:
+    try:
+        out(row["nothing"])
+    except KeyError as error:
+        out(str(error))
+
+
+def nothing(row: Any, ctx: Any, out: Any) -> None:
+    out(1)
+
+
+def chosen(row: Any, ctx: Any, out: Any) -> None:
+    out((row if ctx else {"v": 0})["v"])
+
+
+def otherwise(row: Any, ctx: Any, out: Any) -> None:
+    out(({"v": 0} if ctx is None else row)["v"])
+
+
+def computed(row: Any, ctx: Any, out: Any) -> None:
+    out([row[name] for name in ("v", "t")])
+
+
+def computed_get(row: Any, ctx: Any, out: Any) -> None:
+    out(row.get("v" if row["v"] > 1 else "t"))
+
+
+def default_of_row(row: Any, ctx: Any, out: Any) -> None:
+    out(row.get("nothing", row))
+
+
+def method_kept(row: Any, ctx: Any, out: Any) -> None:
+    get = row.get
+    out(get("w"))
+
+
+def spread(row: Any, ctx: Any, out: Any) -> None:
+    out({**row, "v": 0})
+
+
+def spread_call(row: Any, ctx: Any, out: Any) -> None:
+    out(dict(**row))
+
+
+def iterated(row: Any, ctx: Any, out: Any) -> None:
+    out([*row, len(row), *row.items()])
+
+
+def compared(row: Any, ctx: Any, out: Any) -> None:
+    out(("w" in row, row == {"v": 1}))
+
+
+def kept(row: Any, ctx: Any, out: Any) -> None:
+    KEPT.append(row)
+    out(row)
+
+
+def changed(row: Any, ctx: Any, out: Any) -> None:
+    row["v"] = 0
+    out(json.dumps(row))
+
+
+def added(row: Any, ctx: Any, out: Any) -> None:
+    row["x"] = row["v"]
+    out(copy.copy(row))
+
+
+def deleted(row: Any, ctx: Any, out: Any) -> None:
+    del row["v"]
+    out(sorted(row))
+
+
+def renamed(row: Any, ctx: Any, out: Any) -> None:
+    other = row
+    out(other["w"])
+
+
+def assigned(row: Any, ctx: Any, out: Any) -> None:
+    row = {"v": row["v"]}
+    out(row)
+
+
+def captured(row: Any, ctx: Any, out: Any) -> None:
+    out((lambda: row["w"])())
+
+
+def in_comprehension(row: Any, ctx: Any, out: Any) -> None:
+    out([row for _ in range(1)])
+
+
+def own_locals(row: Any, ctx: Any, out: Any) -> None:
+    out(len(locals()["row"]))
+
+
+def passed_on(row: Any, ctx: Any, out: Any) -> None:
+    by_name(row, ctx, out)
+
+
+def matched(row: Any, ctx: Any, out: Any) -> None:
+    match row:
+        case {"v": 1, **rest}:
+            out(rest)
+        case _:
+            out(row["t"])
+
+
+def by_keyword(*args: Any, **kwargs: Any) -> None:
+    args[2](args[0]["w"])
+
+
+NARROW: dict[Callable[..., None], set[str]] = {
+    by_name: {"v"},
+    by_names: {"v", "w", "t"},
+    by_get: {"v", "nothing"},
+    missing: {"nothing"},
+    nothing: set(),
+}
+WHOLE: list[Callable[..., None]] = [
+    chosen, computed, computed_get, default_of_row, method_kept, spread, spread_call, iterated, compared, kept, changed, added,
+    deleted, renamed, assigned, captured, in_comprehension, own_locals, passed_on, matched, by_keyword,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NARROW, ids=lambda function: function.__name__)
+def test_reads_by_names_in_the_code_are_found(function: Any) -> None:
+    assert read_set(function) == NARROW[function]
+
+
+@pytest.mark.parametrize("function", WHOLE, ids=lambda function: function.__name__)
+def test_every_other_use_of_a_row_needs_all_of_it(function: Any) -> None:
+    assert read_set(function) is None
+
+
+def test_a_row_that_may_be_another_is_seen_through_if_both_are_only_read() -> None:
+    assert read_set(otherwise) in (None, {"v"})
+
+
+def test_methods_count_from_their_own_arguments() -> None:
+    class Reads(ProcessFunction):
+        def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+            out(value["v"])
+
+    class Callable_:
+        def __call__(self, value: Any, ctx: Any, out: Any) -> None:
+            out(value["v"])
+
+    assert read_set(Reads().process_element) == {"v"}
+    assert read_set(Callable_()) is None
+    assert read_set(print) is None
+    assert read_set(by_name, 1) == set()  # the context is never used
+    assert read_set(by_name, 5) is None
+
+
+def test_every_opcode_that_takes_a_variable_is_known() -> None:
+    """Another Python may have new ones: then whole rows are made, and this test says so."""
+    import dis
+
+    known = ("LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "MAKE_CELL")
+    local = [dis.opname[code] for code in dis.haslocal]
+    assert all(name.startswith(known) for name in local), local
+
+
+VALUES = st.fixed_dictionaries(
+    {"k": st.text(max_size=3), "v": st.integers(-5, 5), "w": st.floats(allow_nan=False), "t": st.sampled_from("ab")}
+)
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("function", [*NARROW, *WHOLE, otherwise], ids=lambda function: function.__name__)
+@settings(max_examples=examples(8))
+@given(rows=st.lists(VALUES, min_size=1, max_size=4))
+def test_columns_and_rows_at_hand_give_the_same(function: Any, stamped: bool, rows: list[dict[str, Any]]) -> None:
+    stamps = list(range(len(rows))) if stamped else None
+    columns = Batch(rows=rows, schema=ROWS.schema).columns()
+    rows = columns_to_rows(columns)  # their order is that of columns
+    found: list[Any] = []
+    for data in (rows, columns):
+        KEPT.clear()
+        process = CallableProcessFunction(function, ())
+        keyed = ProcessOperator(process, key_selector("k", None, ROWS, "op"), ROWS, UNDECLARED)
+        for operator, key_type in ((keyed, "utf8"), (PlainProcessOperator(process, ROWS, UNDECLARED), None)):
+            with OperatorHarness(operator, key_type=key_type) as harness:
+                harness.process(data, stamps, schema=ROWS.schema)
+                found.append((harness.output.rows(), harness.output.timestamps()))
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_row_that_is_kept_is_its_own() -> None:
+    seen: list[Any] = []
+
+    def keeps(row: Any, ctx: Any, out: Any) -> None:
+        if seen:
+            seen[-1]["v"] = "changed later"
+        seen.append(row)
+        out(row)
+
+    columns = pa.record_batch([["a", "b", "c"], [1, 2, 3], [0.5] * 3, ["x"] * 3], schema=ROWS.schema)
+    with OperatorHarness(PlainProcessOperator(CallableProcessFunction(keeps, ()), ROWS, UNDECLARED)) as harness:
+        harness.process(columns)
+    assert [row["v"] for row in harness.output.rows()] == ["changed later", "changed later", 3]
+    assert columns.column("v").to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("function", [by_name, nothing, spread], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_an_error_shows_the_whole_row_and_the_key(function: Any, place: int) -> None:
+    def fails(row: Any, ctx: Any, out: Any) -> None:
+        out(10 // row["v"])
+
+    def fails_blindly(row: Any, ctx: Any, out: Any) -> None:
+        counted.append(1)
+        if len(counted) == place + 1:
+            raise ZeroDivisionError
+
+    def fails_wholly(row: Any, ctx: Any, out: Any) -> None:
+        out({**row, "x": 10 // row["v"]})
+
+    counted: list[int] = []
+    used = {by_name: fails, nothing: fails_blindly, spread: fails_wholly}[function]
+    values = [0 if number == place else 1 for number in range(5)]
+    columns = pa.record_batch([list("abcde"), values, [0.5] * 5, list("vwxyz")], schema=ROWS.schema)
+    operator = ProcessOperator(CallableProcessFunction(used, ()), key_selector("k", None, ROWS, "op"), ROWS, UNDECLARED)
+    with OperatorHarness(operator, key_type="utf8") as harness, pytest.raises(UserFunctionError) as raised:
+        harness.process(columns)
+    row = {"k": "abcde"[place], "v": 0, "w": 0.5, "t": "vwxyz"[place]}
+    assert raised.value.record == repr(row)
+    assert f"key {'abcde'[place]!r}" in str(raised.value)
+    assert raised.value.operator == "op"
+
+
+# ------------------------------------------------------------------------------------------------------------- declared
+
+
+class Passes(ProcessFunction):
+    reads = ("v", "t")
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        out({**value, "given": sorted(value)})
+
+
+def test_a_declared_read_set_is_all_that_rows_have() -> None:
+    rows = [{"k": "a", "v": 1, "w": 0.5, "t": "x"}]
+    for data in (rows, Batch(rows=rows, schema=ROWS.schema).columns()):
+        operator = ProcessOperator(Passes(), key_selector("k", None, ROWS, "op"), ROWS, UNDECLARED)
+        with OperatorHarness(operator, key_type="utf8") as harness:
+            harness.process(data, schema=ROWS.schema)
+        assert harness.output.rows() == [{"v": 1, "t": "x", "given": ["t", "v"]}]
+
+
+def test_an_error_shows_the_columns_that_are_not_declared() -> None:
+    class Fails(Passes):
+        def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+            raise ValueError(len(value))
+
+    rows = [{"k": "a", "v": 1, "w": 0.5, "t": "x"}]
+    for data in (rows, Batch(rows=rows, schema=ROWS.schema).columns()):
+        operator = PlainProcessOperator(Fails(), ROWS, UNDECLARED)
+        with OperatorHarness(operator) as harness, pytest.raises(UserFunctionError) as raised:
+            harness.process(data, schema=ROWS.schema)
+        assert raised.value.record == repr(rows[0])
+
+
+def test_a_read_set_without_such_a_column_is_refused_when_the_graph_is_built() -> None:
+    class Reads(Passes):
+        reads = ("v", "price")
+
+    with pytest.raises(UnknownColumnError, match="'process': there is no column 'price'; available: k, v, w, t") as raised:
+        PlainProcessOperator(Reads(), ROWS, UNDECLARED)
+    assert (raised.value.operator, raised.value.column) == ("process", "price")
+
+
+@pytest.mark.parametrize("names", ["v", ("v", "v"), ("v", 1)])
+def test_a_read_set_that_is_none_is_refused(names: Any) -> None:
+    given = Passes()
+    given.reads = names  # type: ignore[misc]
+    with pytest.raises(GraphError, match="reads must be the names of distinct columns"):
+        PlainProcessOperator(given, ROWS, UNDECLARED)
+
+
+def test_records_have_all_their_fields() -> None:
+    with pytest.raises(GraphError, match="have all their fields"):
+        PlainProcessOperator(Passes(), RowType(ROWS.schema, inspect.Parameter), UNDECLARED)
+    with pytest.raises(GraphError, match="no declared columns"):
+        PlainProcessOperator(Passes(), UNDECLARED, UNDECLARED)
