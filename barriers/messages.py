@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.latency import Latencies
 from holdfast.statebackends.handles import ChannelState, OperatorSubtaskState, StateHandle
@@ -629,6 +630,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     """Its barriers may overtake, on the edges where that is allowed."""
     aligned_timeout_ms: int | None = None
     """Age of the checkpoint from which on they do; 0: at once, None: never. For unaligned ones."""
+    erasure: Erasure | msgspec.UnsetType = msgspec.UNSET
+    """A key that leaves keyed state at its cut; absent from all others. Such a checkpoint builds on none, and never overtakes."""
 
 
 class NotifyCheckpointComplete(msgspec.Struct, frozen=True, tag="complete"):

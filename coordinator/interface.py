@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -157,6 +158,11 @@ class Coordinator(Protocol):
 
         `mode`: in place of the job's settings; a repetition of a request keeps that of the first one. Raises InvalidConfigError for
         one that the job can't have."""
+
+    def erase_key(self, job_id: str, erasure: Erasure) -> str:
+        """Request one checkpoint at whose cut a key leaves keyed state of the running job; returns the trigger id, whose outcome is
+        in `trigger_status`. Once it is complete, older checkpoints are dropped. One that fails has changed nothing that a restore
+        finds: request another one."""
 
     def request_savepoint(
         self,

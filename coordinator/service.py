@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -278,6 +279,9 @@ class CoordinatorService:
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
         return self._request(job_id, CheckpointKind.CHECKPOINT, trigger_id, mode=mode)
 
+    def erase_key(self, job_id: str, erasure: Erasure) -> str:
+        return self._request(job_id, CheckpointKind.CHECKPOINT, None, erasure=erasure)
+
     def request_savepoint(
         self,
         job_id: str,
@@ -366,12 +370,13 @@ class CoordinatorService:
         cancel: bool = False,
         native: bool = False,
         mode: CheckpointMode = AS_CONFIGURED,
+        erasure: Erasure | None = None,
     ) -> str:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
         future: Future[str] = self._calls.call(
             job_id,
             lambda ticket: job_events.SnapshotRequested(
-                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native, mode=mode
+                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native, mode=mode, erasure=erasure
             ),
         )
         return self._calls.wait_for(future)

@@ -280,6 +280,13 @@ class Labelled(msgspec.Struct, frozen=True):
     keeps: bool
 
 
+class Forgotten(msgspec.Struct, frozen=True):
+    """A user's key was erased at the barrier of a completed checkpoint, and nothing was found of older ones: a certificate."""
+
+    at_ms: int
+    checkpoint_id: int
+
+
 class Led(msgspec.Struct, frozen=True):
     """A coordinator process leads a job from now on: its recovery or start is complete."""
 
@@ -352,6 +359,7 @@ Observation: TypeAlias = (
     | Claimed
     | SignFailed
     | Labelled
+    | Forgotten
     | Led
     | Submitted
     | Lifecycle

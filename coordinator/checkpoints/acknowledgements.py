@@ -162,12 +162,13 @@ class AcknowledgementValidator:
         operators = self._operators[ack.vertex]
         if ack.states.keys() != operators.keys():
             return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(operators))}"
-        form = self._form_of(pending.request)
+        request, form = pending.request, self._form_of(pending.request)
         uid = ""
         try:
             for uid, state in ack.states.items():
                 writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
-                self._check_operator(writer, state, vertex, form, pending.base)
+                is_erased = request.erasure is not None and uid in request.erasure.uids
+                self._check_operator(writer, state, vertex, self._savepoint if is_erased else form, pending.base)
             if ack.in_flight:
                 uid = vertex.operators[0].uid
                 self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)

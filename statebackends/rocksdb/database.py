@@ -25,8 +25,10 @@ from typing import Any
 
 from rocksdict import (
     AccessType,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    CompactOptions,
     DbClosedError,
     IngestExternalFileOptions,
     Rdict,
@@ -46,7 +48,15 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import TABLE_SUFFIX
 from holdfast.statebackends.rocksdb.options import LOADING, Compaction, RocksMemory, changeable, database_options
-from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE, Row, RowKey, parse_row_key
+from holdfast.statebackends.rocksdb.row_keys import (
+    GROUP_AND_STATE,
+    NAMESPACE_BYTES_MAX,
+    Row,
+    RowKey,
+    parse_row_key,
+    row_key,
+    row_key_start,
+)
 from holdfast.statebackends.storage.failures import rocksdb_failure
 
 
@@ -125,7 +135,7 @@ class RocksStore:
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
         self._without_wal.no_slowdown = True
-        self._closed = self._refusing = False
+        self._closed = self._refusing = self._is_purged = False
         self._is_read_only = read_only
         self.stalled_s = 0.0
         """Time that writes and flushes have waited for room in the database, s; it only grows."""
@@ -303,6 +313,37 @@ class RocksStore:
         prefix = GROUP_AND_STATE.pack(key_group, state_id)
         return self._rows_from(self._iterator(prefix), prefix, None if after is None else after + b"\0")
 
+    def namespaces_of(self, key_group: int, state_id: int, key: bytes) -> list[bytes]:
+        """Namespaces in which a state has rows of a key. A namespace's length stands in front of the key: one search for each
+        length that the state has in this key group."""
+        found: dict[bytes, None] = {}
+        prefix = GROUP_AND_STATE.pack(key_group, state_id)
+        iterator = self._iterator(prefix)
+        start: bytes | None = row_key(key_group, state_id, key, b"")
+        while start is not None:
+            before, start = start, None
+            for stored, _ in self._rows_from(iterator, prefix, before):
+                parts = parse_row_key(stored)
+                if len(parts.key) > len(key):
+                    break
+                if parts.key == key:
+                    found[parts.namespace] = None
+                    continue
+                # the first row of the key with namespaces of this length, or with longer ones
+                length = len(parts.namespace) + (parts.key > key)
+                start = row_key_start(key_group, state_id, key, length) if length <= NAMESPACE_BYTES_MAX else None
+                break
+        return list(found)
+
+    def purge(self) -> None:
+        """Any thread, while no other writes: replaced and deleted rows leave every file that later copies have. O(rows)."""
+        with self._storing(self.folder):
+            self._flush()
+            options = CompactOptions()
+            options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+            self._db.compact_range(None, None, options)
+        self._is_purged = True
+
     @property
     def is_refusing(self) -> bool:
         """Whether `refuse_writes` was called."""
@@ -330,7 +371,14 @@ class RocksStore:
             if not self._compaction.in_background and self._is_crowded():
                 self._db.compact_range(None, None)
             Checkpoint(self._db).create_checkpoint(folder)
+            if self._is_purged:
+                self._renew_manifest(folder)
             return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+
+    def _renew_manifest(self, folder: str) -> None:
+        """A database's manifest has the first and the last key of every table that it ever had. An opened copy gets a new one."""
+        options = database_options(self._write_buffer_bytes, Cache(1 << 20), Compaction(in_background=False))
+        Rdict(folder, options).close()
 
     def _flush(self) -> None:
         """Flush; a flush itself waits while RocksDB slows writes down or has stopped them, until its background work has caught

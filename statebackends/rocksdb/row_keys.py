@@ -18,6 +18,7 @@ _HEADERS = np.dtype([("group", ">u2"), ("state", ">u2"), ("key", ">u4"), ("names
 _LENGTH = struct.Struct(">H")
 GROUP_AND_STATE = struct.Struct(">HH")
 """Prefix of the rows of one state in one key group."""
+NAMESPACE_BYTES_MAX = 0xFFFF
 
 Row = tuple[bytes, bytes | None]
 """(row key, encoded value); None deletes the row."""
@@ -36,6 +37,11 @@ class RowKey(NamedTuple):
 def row_key(key_group: int, state_id: int, key: bytes, namespace: bytes, map_key: bytes = b"") -> bytes:
     """Row key of its parts. Raises struct.error for a namespace above 65,535 bytes."""
     return _HEADER.pack(key_group, state_id, len(key), len(namespace)) + key + namespace + map_key
+
+
+def row_key_start(key_group: int, state_id: int, key: bytes, namespace_length: int) -> bytes:
+    """Where the rows of a key begin whose namespaces have this length."""
+    return _HEADER.pack(key_group, state_id, len(key), namespace_length) + key
 
 
 def row_keys(groups: npt.NDArray[np.int32], state_id: int, keys: Sequence[bytes], namespace: bytes) -> list[bytes]:
