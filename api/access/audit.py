@@ -33,11 +33,17 @@ REFUSALS_PER_SENDER_MAX = 10
 SENDERS_COUNTED_MAX = 20
 """Senders whose further refusals are counted in a line of their own: those with most. The rest have one together."""
 REFUSALS_EVERY_MS = 60_000
+REFUSALS_BYTES_A_DAY = 2 * 1024 * 1024
+REFUSALS_FILES_A_DAY = 100
+"""Files with nothing but refusals. Beyond either bound refusals are counted only, and both counts and files come hourly: else a
+stranger would push the record of changes out of a log that is bounded, in two days with one refusal in ten seconds."""
+REFUSALS_SPENT_EVERY_MS = 3_600_000
+DAY_MS = 86_400_000
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Lines that wait for a storage that does not answer; further ones are counted in one line."""
 LINE_BYTES_MAX = 16 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
-"""Of all files together, beyond which the oldest are deleted: some ten days of refusals at their bound."""
+"""Of all files together, beyond which the oldest are deleted: a hundred days of refusals at their bound."""
 KEPT_FILES_MAX = 20_000
 PRUNED_SHARE = 0.75
 """What is kept then, of both bounds."""
@@ -136,11 +142,11 @@ class RefusalWindow:
         self.hidden_of_others = 0
         """Those of senders beyond what is told apart."""
 
-    def admits(self, noted: Noted) -> bool:
-        """Whether a refusal is recorded; if so, it takes a place."""
+    def admits(self, noted: Noted, *, is_spent: bool = False) -> bool:
+        """Whether a refusal is recorded; if so, it takes a place. `is_spent`: all are counted."""
         sender = noted.sender
         each_max = 1 if sender in self._again else REFUSALS_PER_SENDER_MAX
-        if self._all < REFUSALS_MAX and self._by_sender[sender] < each_max:
+        if not is_spent and self._all < REFUSALS_MAX and self._by_sender[sender] < each_max:
             self._all += 1
             self._by_sender[sender] += 1
             return True
@@ -149,6 +155,23 @@ class RefusalWindow:
         else:
             self.hidden_of_others += 1
         return False
+
+
+class RefusalAllowance:
+    """What refusals may take of the log in a day."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._since_ms = now_ms
+        self._bytes = self._files = 0
+
+    def took(self, *, size: int = 0, files: int = 0) -> None:
+        self._bytes += size
+        self._files += files
+
+    def is_spent(self, now_ms: int) -> bool:
+        if now_ms - self._since_ms >= DAY_MS:
+            self._since_ms, self._bytes, self._files = now_ms, 0, 0
+        return self._bytes >= REFUSALS_BYTES_A_DAY or self._files >= REFUSALS_FILES_A_DAY
 
 
 class AuditRecorder:
@@ -166,6 +189,7 @@ class AuditRecorder:
         self._ready: FileReady | None = None
         self._refusals_hidden = self._dropped = 0
         self._refusals = RefusalWindow()
+        self._allowance = RefusalAllowance(now_ms)
         self._window_ms = now_ms
         self._waits_long = False
         """Nothing but refusals waits."""
@@ -174,7 +198,7 @@ class AuditRecorder:
     def note(self, noted: Noted, *, now_ms: int, wall_ms: int) -> None:
         """Record a request; refusals and what storage does not take in time are counted beyond their bounds."""
         self._roll_window(now_ms, wall_ms)
-        if noted.is_refused and not self._refusals.admits(noted):
+        if noted.is_refused and not self._refusals.admits(noted, is_spent=self._allowance.is_spent(now_ms)):
             return
         if self._open_bytes >= WAITING_BYTES_MAX:
             self._dropped += 1
@@ -189,7 +213,7 @@ class AuditRecorder:
         self._dropped += dropped
 
     def _roll_window(self, now_ms: int, wall_ms: int) -> None:
-        if now_ms - self._window_ms >= REFUSALS_EVERY_MS:
+        if now_ms - self._window_ms >= (REFUSALS_SPENT_EVERY_MS if self._allowance.is_spent(now_ms) else REFUSALS_EVERY_MS):
             window, self._refusals = self._refusals, RefusalWindow(self._refusals)
             self._window_ms = now_ms
             most = [(sender, count) for sender, count in window.hidden.most_common(SENDERS_COUNTED_MAX) if count > 1]
@@ -220,6 +244,7 @@ class AuditRecorder:
     def _add(self, line: AuditLine, now_ms: int) -> None:
         content = msgspec.json.encode(line)
         is_slow = line.kind in ("refused", "dropped")
+        self._allowance.took(size=len(content) + 1 if is_slow else 0)
         if not self._open:
             self._since_ms, self._waits_long = now_ms, is_slow
         elif self._waits_long and not is_slow:
@@ -231,10 +256,13 @@ class AuditRecorder:
     def take(self, *, now_ms: int, wall_ms: int, force: bool = False) -> FileReady | None:
         """The next file to create, if one is due; the same one until it is `written`. `force`: whatever waits is due."""
         self._roll_window(now_ms, wall_ms)
-        every_ms = REFUSALS_WRITE_EVERY_MS if self._waits_long else WRITE_EVERY_MS
+        every_ms = WRITE_EVERY_MS
+        if self._waits_long:
+            every_ms = REFUSALS_SPENT_EVERY_MS if self._allowance.is_spent(now_ms) else REFUSALS_WRITE_EVERY_MS
         if self._ready is None and self._open and (force or now_ms - self._since_ms >= every_ms or self._is_full):
             self._ready = FileReady(audit_path(self._chain, self._files), b"".join(self._cut()))
             self._files += 1
+            self._allowance.took(files=int(self._waits_long))
         return self._ready
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.http.origin import SAFE_METHODS
 
@@ -18,7 +18,9 @@ WAIT_S = 0.25
 
 
 class LookInTurn:
-    """Runs after the token check. The worker protocol, and what changes something, has no turn to wait for."""
+    """Runs after the token check. The worker protocol, and what changes something, has no turn to wait for.
+
+    An answer that comes in parts goes as fast as its reader takes it, which may be never: its turn ends with its first part."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,11 +31,22 @@ class LookInTurn:
             await self._app(scope, receive, send)
             return
         has_turn = await self._wait()
-        try:
-            await self._app(scope, receive, send)
-        finally:
+
+        def give_up() -> None:
+            nonlocal has_turn
             if has_turn:
+                has_turn = False
                 self._turns.release()
+
+        async def tell(message: Message) -> None:
+            if message.get("more_body"):
+                give_up()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tell)
+        finally:
+            give_up()
 
     async def _wait(self) -> bool:
         if not self._turns.locked():

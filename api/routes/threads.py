@@ -35,7 +35,9 @@ class StorageReaders:
         self._limiter = CapacityLimiter(READERS_MAX)
         self._lock = threading.Lock()
         self._reading: set[object] = set()
-        """Reads that have begun and not ended, also those that were given up."""
+        """Reads that have a place and have not ended, also those that were given up."""
+        self._begun: set[object] = set()
+        """Of them those that a thread is in."""
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """The result of `work`, in a thread. Raises StorageUnavailableError once it takes longer than READ_TIMEOUT_S, or while too
@@ -48,15 +50,29 @@ class StorageReaders:
                     mark = object()
                     self._reading.add(mark)
                 call = functools.partial(self._read, mark, functools.partial(work, *arguments, **named))
-                return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+                try:
+                    return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+                except BaseException:
+                    self._forget_unbegun(mark)
+                    raise
         raise StorageUnavailableError(f"storage has not answered for {READ_TIMEOUT_S:g} s: ask again later")
 
+    def _forget_unbegun(self, mark: object) -> None:
+        """A read that was given up before a thread began it hangs nowhere: its mark would take a place for ever."""
+        with self._lock:
+            if mark not in self._begun:
+                self._reading.discard(mark)
+
     def _read(self, mark: object, call: Callable[[], T]) -> T:
+        with self._lock:
+            self._reading.add(mark)  # it may have been given up before its thread came to it
+            self._begun.add(mark)
         try:
             return call()
         finally:
             with self._lock:
                 self._reading.discard(mark)
+                self._begun.discard(mark)
 
 
 class CommandThreads:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
-from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.erasures import find_older
 from holdfast.statebackends.errors import ForgetError
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
 from holdfast.statebackends.state_processor.erase import chosen_states
+from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import run_flow
 
 DROPS_SECONDS_MAX = 60.0
@@ -117,6 +118,19 @@ class _RunningForget(ForgetCall):
         for folder in (self._paths.drills, self._paths.histories):
             if not (self._keep_history and folder == self._paths.histories):
                 self._kept.pop(f"{self._root}/{folder}", None)
+
+        for number, record in sorted(job.submissions.items()):
+            if record.first_checkpoint_id > self._erased_at and not self._is_later(job, record.base):
+                why = "the job was submitted anew meanwhile, from a snapshot that may hold the key: ask again"
+                self._kept[f"{self._root}/{self._paths.submission(number)}"] = why
+
+    def _is_later(self, job: RecordedJob, base: RestorePoint | None) -> bool:
+        """Whether a submission starts empty, or from what the job itself made of the state without the key."""
+        if base is None or (base.checkpoint_id >= self._erased_at and not is_absolute_folder(base.folder)):
+            return True
+        own = (each for each in job.checkpoints.values() if isinstance(each.decision, SavepointRecord))
+        later = {self._absolute(each.decision.folder) for each in own if each.checkpoint_id > self._erased_at}
+        return self._absolute(base.folder) in later
 
     # ------------------------------------------------------------------------------------------------------------ older
 

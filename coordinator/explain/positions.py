@@ -17,6 +17,8 @@ from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 POSITIONS_SHOWN_MAX = 20
 """Texts of one source; the others are counted."""
 POSITION_CHARACTERS_MAX = 300
+_TEXT_CHARACTERS_MAX = 2 * POSITION_CHARACTERS_MAX
+"""Of an id and a position, which is as long as its source has made it: they are kept for each job."""
 _STREAM = "stream"
 """Tag of the entries of a streaming input."""
 
@@ -44,7 +46,7 @@ def describe_positions(entries: Sequence[bytes]) -> SourcePlaces:
     rows = sorted(row for entry in entries if (row := _stripe_row(entry)) is not None)
     if rows:
         splits.append(f"row {rows[0]:,}" if rows[0] == rows[-1] else f"row {rows[0]:,}, and some read up to {rows[-1]:,}")
-    return SourcePlaces(len(splits), tuple(splits[:POSITIONS_SHOWN_MAX]))
+    return SourcePlaces(len(splits), tuple(text[:_TEXT_CHARACTERS_MAX] for text in splits[:POSITIONS_SHOWN_MAX]))
 
 
 def _stripe_row(entry: bytes) -> int | None:

@@ -11,11 +11,15 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-_SEES_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "breakpoint", "_getframe", "currentframe", "stack", "f_locals"})
-"""Names by which a function could see its own variables, or that of others could be."""
+_SEES_LOCALS = frozenset(
+    {"locals", "vars", "dir", "eval", "exec", "breakpoint", "_getframe", "currentframe", "stack", "f_locals"}
+    | {"query", "evaluate", "sql"}
+)
+"""Names by which a function could see its own variables, or that of others could be. The last three take variables of their caller
+by names in a text: pandas (`frame.query("user == @row['user']")`), numexpr, DuckDB."""
 _CALLS = frozenset({"PRECALL", "CALL"})
 
 
@@ -23,16 +27,16 @@ def read_set(function: Callable[..., Any], argument: int = 0) -> frozenset[str] 
     """Names that a function reads of the row that is its `argument`-th argument, from 0; None: perhaps all of it."""
     if isinstance(function, MethodType):
         function, argument = function.__func__, argument + 1
-    return _read_set(function, argument) if type(function) is FunctionType else None
+    return _read_set(function.__code__, argument) if type(function) is FunctionType else None
 
 
 @functools.lru_cache(maxsize=256)
-def _read_set(function: FunctionType, argument: int) -> frozenset[str] | None:
-    code = function.__code__
+def _read_set(code: CodeType, argument: int) -> frozenset[str] | None:
+    """By the code, not the function: that may get other code, and what it holds must not live as long as this cache."""
     if argument >= code.co_argcount or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
     row = code.co_varnames[argument]
-    if row in code.co_cellvars or not _SEES_LOCALS.isdisjoint(code.co_names):
+    if row in code.co_cellvars or _may_see_locals(code):
         return None
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     found: set[str] = set()
@@ -44,6 +48,12 @@ def _read_set(function: FunctionType, argument: int) -> frozenset[str] | None:
             return None
         found.add(name)
     return frozenset(found)
+
+
+def _may_see_locals(code: CodeType) -> bool:
+    """Whether it has a name by which variables are seen, or a function within it has, which may look at its caller's."""
+    nested = (each for each in code.co_consts if isinstance(each, CodeType))
+    return not _SEES_LOCALS.isdisjoint(code.co_names) or any(map(_may_see_locals, nested))
 
 
 def _concerns(step: dis.Instruction, row: str) -> bool:

@@ -141,6 +141,8 @@ class WriteBuffer:
         if buffer.done:
             return
         buffer.copy_folder = None
+        if buffer.purges:  # left to the next copy: this one may never be written, or by the loop, which a compaction would hold up
+            self.purges, buffer.purges = True, False
         if self._immutable and self._immutable[-1] is buffer and self._lock.acquire(blocking=False):
             try:
                 while not buffer.done:

@@ -411,6 +411,37 @@ def test_a_stranger_who_is_refused_for_hours_costs_two_lines_a_minute() -> None:
     assert verified([(each.path, each.content) for each in files]).is_whole
 
 
+def test_refusals_for_weeks_push_no_change_out_of_the_log() -> None:
+    """A stranger with one refusal in ten seconds: within every other bound, and 8,640 files a day, of 20,000 that are kept."""
+    recording, files, days = recorder(), 0, 2
+    for now_ms in range(0, days * audit.DAY_MS, 10_000):
+        recording.note(REFUSED, now_ms=now_ms, wall_ms=now_ms)
+        while recording.take(now_ms=now_ms + 1, wall_ms=now_ms + 1) is not None:
+            files += 1
+            recording.written()
+    recording.note(STOP, now_ms=days * audit.DAY_MS, wall_ms=0)
+    assert recording.take(now_ms=days * audit.DAY_MS + audit.WRITE_EVERY_MS, wall_ms=0) is not None
+    assert files <= days * (audit.REFUSALS_FILES_A_DAY + 24 + 1)
+    assert audit.KEPT_FILES_MAX * audit.PRUNED_SHARE / (files / days) > 90  # days
+
+
+def test_refusals_beyond_a_day_s_bytes_are_counted_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "REFUSALS_BYTES_A_DAY", 20_000)
+    recording, files = recorder(), []
+    for second in range(6 * 3_600):
+        for sender in range(3):
+            odd = msgspec.structs.replace(REFUSED, request="GET /" + "\x01" * 600, peer=f"10.0.{second % 200}.{sender}:1")
+            recording.note(odd, now_ms=second * 1_000, wall_ms=second)
+        if (ready := recording.take(now_ms=second * 1_000, wall_ms=second)) is not None:
+            files.append(ready)
+            recording.written()
+    files += files_of(recording)
+    lines = [json.loads(line) for ready in files for line in ready.content.splitlines()]
+    assert sum(len(ready.content) for ready in files) <= 20_000 + 4_000 + 7 * 22 * 300
+    assert sum(line["kind"] == "refused" for line in lines) + sum(line.get("count", 0) for line in lines) == 3 * 6 * 3_600
+    assert verified([(each.path, each.content) for each in files]).is_whole
+
+
 def test_a_change_does_not_wait_as_long_as_refusals() -> None:
     recording = recorder()
     files_of(recording, 0)

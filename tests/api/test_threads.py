@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio import to_thread
 
 from holdfast.api.routes import threads
 from holdfast.statebackends.errors import StorageUnavailableError
@@ -123,3 +125,28 @@ def test_reads_that_hang_are_bounded(served: Served, coordinator: FakeCoordinato
     while served.request("GET", f"/v1/jobs/{JOB}/cost", timeout=10).status != 200:  # those that hung have come back
         pass
     assert sum(held.entered.acquire(blocking=False) for _ in range(10)) == 4
+
+
+def test_a_read_that_is_given_up_before_it_begins_takes_no_place() -> None:
+    """Its time is over in the moment in which it gets its place: no thread ever begins it."""
+
+    async def given_up_at_once() -> None:
+        checkpoint = to_thread.run_sync
+
+        async def late(*arguments: Any, **named: Any) -> Any:
+            scope.cancel()  # the next checkpoint, which is in front of the thread, raises
+            return await checkpoint(*arguments, **named)
+
+        with pytest.MonkeyPatch.context() as patch, anyio.CancelScope() as scope:
+            patch.setattr(to_thread, "run_sync", late)
+            await readers.run(called.append, 1)
+
+    async def run() -> None:
+        for _ in range(threads.HUNG_READS_MAX + 1):
+            await given_up_at_once()
+        assert await readers.run(len, "abc") == 3
+
+    called: list[int] = []
+    readers = threads.StorageReaders()
+    anyio.run(run)
+    assert called == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.api.http import turns
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
@@ -80,3 +82,40 @@ def test_those_who_wait_for_storage_hold_up_the_others_for_a_moment(
         finally:
             counting.leave.set()
         assert {poll.result().status for poll in polls} == {200}
+
+
+def test_an_answer_in_parts_keeps_no_turn() -> None:
+    """Whoever reads slowly, or never, holds nobody up."""
+    asyncio.run(_read_never())
+
+
+async def _read_never() -> None:
+    never = asyncio.Event()
+
+    async def parts(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        raise AssertionError
+
+    async def stuck(message: Message) -> None:
+        if message.get("more_body"):
+            entered.release()
+            await never.wait()
+
+    in_turn = turns.LookInTurn(parts)
+    entered = asyncio.Semaphore(0)
+    scope = {"type": "http", "method": "GET", "path": "/v1/jobs"}
+    readers = [asyncio.create_task(in_turn(scope, _nothing, stuck)) for _ in range(turns.LOOKS_MAX)]
+    try:
+        for _ in readers:
+            await asyncio.wait_for(entered.acquire(), 10)
+        assert in_turn._turns._value == turns.LOOKS_MAX
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    assert in_turn._turns._value == turns.LOOKS_MAX  # given back once
+
+
+async def _nothing() -> Message:
+    raise AssertionError

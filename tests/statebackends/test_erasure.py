@@ -160,6 +160,28 @@ def test_no_file_of_later_checkpoints_has_a_byte_of_the_key(cluster: Cluster, tm
     assert not any(secret.encode() in repr(handle).encode() for handle in (handles,))
 
 
+def test_a_checkpoint_that_is_given_up_leaves_the_compaction_to_the_next_one(cluster: Cluster, tmp_path: Path) -> None:
+    """And not to the loop, which writes what an abandoned snapshot leaves."""
+    if cluster.kind != "rocksdb":
+        pytest.skip("heap state has no database")
+    secret = f"~~~{secrets.token_hex(16)}"
+    backend = cluster.backend(ALL)
+    fill([backend], [*OTHERS, secret], NAMESPACES)
+    checkpoint(cluster, backend, 1, None)
+    backend.erase(key_of(secret))
+    given_up = backend.snapshot(2)
+    later = backend.snapshot(3)  # so that the rows of the one before can't become active again
+    given_up.release()
+    later.release()
+    buffer = backend._write_buffer  # type: ignore[attr-defined]
+    assert buffer.purges
+    assert not any(each.purges for each in buffer._immutable)
+    checkpoint(cluster, backend, 4, None)
+    known = files_with(tmp_path / "state", secret.encode())
+    assert any("/shared/1-" in path for path in known)
+    assert not any("/shared/4-" in path or "chk-4" in path for path in known)
+
+
 def test_timers_of_the_key_go_with_all_states_or_by_name(cluster: Cluster) -> None:
     def timer(key: str, time: int, namespace: bytes = b"") -> tuple[int, bytes, bytes, int]:
         return time, KEY.encode(key), namespace, KEY.key_group(key, 16)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.barriers.split_entries import STATE_VERSION, SplitEntry
 from holdfast.coordinator.explain.positions import POSITION_CHARACTERS_MAX, POSITIONS_SHOWN_MAX, SourcePlaces, describe_positions
 from holdfast.operators.connectors.kafka.partitions import KafkaPartition
 from holdfast.operators.connectors.nats.source import NatsSplit
@@ -98,3 +99,10 @@ def test_other_bytes_say_nothing_and_raise_nothing(entry: bytes) -> None:
 )
 def test_entries_of_unknown_forms_say_nothing(fields: list[object]) -> None:
     assert describe_positions([msgspec.msgpack.encode(fields)]) == SourcePlaces(0, ())
+
+
+def test_a_position_of_any_length_is_a_short_text() -> None:
+    split = msgspec.msgpack.encode({"split_id": "a" * 5_000})
+    entry = msgspec.msgpack.encode(SplitEntry(STATE_VERSION, split, tuple(range(100_000))))
+    (text,) = describe_positions([entry]).shown
+    assert len(text) <= 2 * POSITION_CHARACTERS_MAX

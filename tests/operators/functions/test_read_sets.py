@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import json
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pandas
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -134,6 +138,18 @@ def own_locals(row: Any, ctx: Any, out: Any) -> None:
     out(len(locals()["row"]))
 
 
+def seen_from_within(row: Any, ctx: Any, out: Any) -> None:
+    def caller() -> Any:
+        return sys._getframe(1).f_locals["row"]
+
+    out(caller()["w"])
+
+
+def seen_by_a_query(row: Any, ctx: Any, out: Any) -> None:
+    frame = pandas.DataFrame({"v": [row["v"], row["v"] + 1]})
+    out(len(frame.query("v == @row['v'] and @row['w'] == @row['w']")))
+
+
 def passed_on(row: Any, ctx: Any, out: Any) -> None:
     by_name(row, ctx, out)
 
@@ -159,7 +175,8 @@ NARROW: dict[Callable[..., None], set[str]] = {
 }
 WHOLE: list[Callable[..., None]] = [
     chosen, computed, computed_get, default_of_row, method_kept, spread, spread_call, iterated, compared, kept, changed, added,
-    deleted, renamed, assigned, captured, in_comprehension, own_locals, passed_on, matched, by_keyword,
+    deleted, renamed, assigned, captured, in_comprehension, own_locals,
+    seen_from_within, seen_by_a_query, passed_on, matched, by_keyword,
 ]  # fmt: skip
 
 
@@ -171,6 +188,37 @@ def test_reads_by_names_in_the_code_are_found(function: Any) -> None:
 @pytest.mark.parametrize("function", WHOLE, ids=lambda function: function.__name__)
 def test_every_other_use_of_a_row_needs_all_of_it(function: Any) -> None:
     assert read_set(function) is None
+
+
+def test_a_function_does_not_outlive_its_task() -> None:
+    """A worker loads it anew with each attempt, with the model that it holds."""
+
+    class Model:
+        pass
+
+    def load() -> tuple[Any, Any]:
+        model = Model()
+
+        def judge(row: Any, ctx: Any, out: Any) -> None:
+            out((row["v"], model))
+
+        return judge, weakref.ref(model)
+
+    function, model = load()
+    assert read_set(function) == {"v"}
+    assert read_set(load()[0]) == {"v"}
+    del function
+    gc.collect()
+    assert model() is None
+
+
+def test_code_that_is_replaced_is_read_anew() -> None:
+    def function(row: Any, ctx: Any, out: Any) -> None:
+        out(row["v"])
+
+    assert read_set(function) == {"v"}
+    function.__code__ = by_names.__code__
+    assert read_set(function) == {"v", "w", "t"}
 
 
 def test_a_row_that_may_be_another_is_seen_through_if_both_are_only_read() -> None:

@@ -1,0 +1,71 @@
+"""The certificate of a running job: what happens between the erasure and the certificate makes it incomplete."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.api.snapshots.forgetting_running import forget_running
+from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.ha.records import ClaimRecord, RestorePoint, SubmissionRecord, encode_record
+from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.storage.directory import LocalStorage
+from holdfast.statebackends.storage.port import PutIfAbsent
+from tests.api.test_forgetting import EVERY, JOB, KEY, make_job, renumber
+from tests.coordinator.doubles import word_count
+from tests.statebackends.snapshot_harness import SOME, write
+
+ERASED_AT = 7
+PATHS = JobPaths(JOB)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A job that runs, with checkpoint 7 as an erasure leaves it: whole, without the key, and no older one."""
+    directory = make_job(tmp_path)
+    (directory / PATHS.result(1)).unlink()
+    for number in (6, ERASED_AT):
+        shutil.rmtree(directory / PATHS.checkpoint(number))
+    shutil.rmtree(directory / JOB / "shared", ignore_errors=True)
+    claim = ClaimRecord(ERASED_AT, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(ERASED_AT), "n")
+    LocalStorage(directory).execute(PutIfAbsent(PATHS.claim(ERASED_AT), encode_record(claim)))
+    written = write(tmp_path, PATHS.checkpoint(ERASED_AT), SOME, canonical=True, storage=LocalStorage(directory), parallelism=2)
+    renumber(written, ERASED_AT)
+    return tmp_path
+
+
+def submit(root: Path, base: RestorePoint | None) -> None:
+    graph = word_count(retained_checkpoints=2)
+    record = SubmissionRecord(2, 1, Submission(graph, job_id=JOB), base, ERASED_AT + 1, "m")
+    LocalStorage(root / "state").execute(PutIfAbsent(PATHS.submission(2), encode_record(record)))
+
+
+def test_what_an_erasure_leaves_is_certified(root: Path) -> None:
+    certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
+    assert certificate.is_complete, certificate.kept
+    assert certificate.erased_at == ERASED_AT
+
+
+@pytest.mark.parametrize("older", ["savepoint", "checkpoint", "another job's"])
+def test_a_submission_from_an_older_snapshot_brings_the_key_back(root: Path, older: str) -> None:
+    folders = {
+        "savepoint": (4, str(root / "savepoints" / "savepoint-4")),
+        "checkpoint": (6, PATHS.checkpoint(6)),
+        "another job's": (70, str(root / "elsewhere" / "savepoint-70")),
+    }
+    number, folder = folders[older]
+    submit(root, RestorePoint(number, folder, 1, explicit=True))
+    certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
+    assert not certificate.is_complete
+    (why,) = (why for place, why in certificate.kept.items() if place.endswith("/submissions/2.json"))
+    assert "from a snapshot that may hold the key" in why
+
+
+@pytest.mark.parametrize("base", [None, RestorePoint(ERASED_AT, PATHS.checkpoint(ERASED_AT), 1)])
+def test_a_submission_that_is_empty_or_goes_on_from_it_does_not(root: Path, base: RestorePoint | None) -> None:
+    submit(root, base)
+    certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
+    assert certificate.is_complete, certificate.kept
