@@ -102,12 +102,16 @@ class _RunningForget(ForgetCall):
 
     def _found(self, job: RecordedJob) -> list[str]:
         """Without savepoints that were cut behind the erasure."""
-        later = {
+        later = self._later(job)
+        return [place for place in super()._found(job) if place not in later]
+
+    def _later(self, job: RecordedJob) -> frozenset[str]:
+        """Locations of savepoints that were cut behind the erasure."""
+        return frozenset(
             self._absolute(each.decision.folder).rstrip("/")
             for each in job.checkpoints.values()
             if isinstance(each.decision, SavepointRecord) and each.checkpoint_id > self._erased_at
-        }
-        return [place for place in super()._found(job) if place not in later]
+        )
 
     def _results(self) -> Iterator[StoredSnapshot]:
         return iter(())
@@ -128,9 +132,7 @@ class _RunningForget(ForgetCall):
         """Whether a submission starts empty, or from what the job itself made of the state without the key."""
         if base is None or (base.checkpoint_id >= self._erased_at and not is_absolute_folder(base.folder)):
             return True
-        own = (each for each in job.checkpoints.values() if isinstance(each.decision, SavepointRecord))
-        later = {self._absolute(each.decision.folder) for each in own if each.checkpoint_id > self._erased_at}
-        return self._absolute(base.folder) in later
+        return self._absolute(base.folder).rstrip("/") in self._later(job)
 
     # ------------------------------------------------------------------------------------------------------------ older
 
