@@ -25,6 +25,7 @@ from benchmarks.async_calls import measure as measure_async
 from benchmarks.connectors import measure as measure_connectors
 from benchmarks.connectors.measuring import FAILED
 from benchmarks.explain import measure as measure_explain
+from benchmarks.flood import PHASES as FLOOD_PHASES
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
@@ -255,9 +256,10 @@ def acks(bench: Bench, quick: bool) -> list[Row]:
 
 
 def flood(bench: Bench, quick: bool) -> list[Row]:
-    """A job that checkpoints every second while its coordinator is flooded."""
-    rows = measure_flood(quick=quick)
-    return [{"phase": row["phase"], "figures": json.dumps(row)} for row in rows]
+    """A job that checkpoints ten times a second while its coordinator is flooded, in clear text and with TLS."""
+    slow = tuple(phase for phase in FLOOD_PHASES if phase.name in ("peace", "slow", "viewers", "slow and viewers"))
+    rows = [*measure_flood(quick=quick), *measure_flood(quick=quick, phases=slow, tls=True)]
+    return [{"phase": row["phase"], "tls": row["tls"], "figures": json.dumps(row)} for row in rows]
 
 
 def incremental(bench: Bench, quick: bool) -> list[Row]:

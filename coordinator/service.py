@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -41,6 +42,7 @@ from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.reading.recollection import Recollection
+from holdfast.coordinator.dispatcher.reading.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView, Verification
@@ -84,8 +86,8 @@ T = TypeVar("T")
 
 LEADERSHIP_ROUNDS = 5
 """Every so many of those rounds each job's leadership is checked: one small request to storage a job."""
-DRILL_JOIN_S = 5.0
-"""Longest that a stopping coordinator waits for the thread that reads drills on record."""
+READER_JOIN_S = 5.0
+"""Longest that a stopping coordinator waits for the threads that read for people: drills on record, positions of sources."""
 RECOVERY_RETRY_S = 1.0
 """Time between two rounds of recovery of the jobs whose storage failed."""
 
@@ -137,7 +139,10 @@ class CoordinatorService:
         )
         self._costs = Costs(self._storage, clock)
         recollection = Recollection(self._storage)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills, recollection)
+        self._positions = SourcePositions(self._storage)
+        self._diagnosis = Diagnosis(
+            self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
+        )
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -147,7 +152,10 @@ class CoordinatorService:
             for number in range(config.recovery_threads)
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
-        self._drill_thread = threading.Thread(target=self._drills.watch, name="drills", daemon=True)
+        self._readers = [
+            threading.Thread(target=self._drills.watch, name="drills", daemon=True),
+            threading.Thread(target=self._positions.watch, name="source-positions", daemon=True),
+        ]
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -158,7 +166,8 @@ class CoordinatorService:
             self._started = self._threads
             for thread in self._threads:
                 thread.start()
-            self._drill_thread.start()
+            for thread in self._readers:
+                thread.start()
 
     def _lead_on(self) -> None:
         """Body of one of the threads that share the jobs to recover."""
@@ -464,10 +473,13 @@ class CoordinatorService:
             self._closed = True
             self._stopped.set()
         self._drills.close()
+        self._positions.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
         if self._started:
-            self._drill_thread.join(DRILL_JOIN_S)  # it leads nothing: one that storage holds ends when that answers
+            until_s = time.monotonic() + READER_JOIN_S
+            for thread in self._readers:  # they lead nothing: one that storage holds ends when that answers
+                thread.join(max(0.0, until_s - time.monotonic()))
         self._recovery.close()
         for service in self._registry.services():
             service.close("the coordinator stops")

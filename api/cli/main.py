@@ -492,7 +492,8 @@ def status(
     answers for the job."""
     with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
         client = connect(url, token_file, state_dir, ca)
-        code = diagnosis.show_health(client.health(resolve_job(client, job)), as_json=as_json)
+        job_id = resolve_job(client, job)
+        code = diagnosis.show_health(diagnosis.ask_health(lambda: client.health(job_id)), as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -998,6 +999,8 @@ def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
             console.show_line(f"{problem.path}:{problem.line}: {problem.problem}")
         verdict = "whole" if report.is_whole else f"{len(report.problems)} problems"
         console.show_line(f"{verdict}: {report.lines:,} lines in {report.files:,} files of {report.chains:,} chains")
+        if report.pruned:
+            console.show_line(f"{report.pruned:,} older lines were deleted to make room, as `pruned` lines say")
     if not report.is_whole:
         raise typer.Exit(console.EXIT_FAILED)
 

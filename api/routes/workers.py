@@ -202,7 +202,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     _check_submission(request, message.submission)
     try:
         async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
-            registered = await asyncio.wrap_future(service.register_async(message))
+            registered = await request.app.state.outcomes.of(service.register_async(message))
     except TimeoutError as error:
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
@@ -243,7 +243,7 @@ async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) ->
     """Acknowledgements and declines, answered item by item."""
     batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
-    answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
+    answers = await request.app.state.outcomes.of(service.acks_async(job_id, batch))
     prove(request.scope, CallerKind.WORKER)
     request.app.state.http_metrics.count_answers(answers.answers)
     return answer(answers)
@@ -254,7 +254,7 @@ async def states(request: Request, service: Service, job_id: JobId, slot: Slot) 
     """States of a worker's subtasks."""
     batch = await read_record(request, StatusBatch, REPORT)
     _match("slot", batch.slot, slot)
-    await asyncio.wrap_future(service.states_async(job_id, batch))
+    await request.app.state.outcomes.of(service.states_async(job_id, batch))
     prove(request.scope, CallerKind.WORKER)
     return encoded(schemas.Empty())
 
@@ -264,7 +264,7 @@ async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slo
     """Heartbeat of a worker, with its counters."""
     message = await read_record(request, Heartbeat, REPORT)
     _match("slot", message.slot, slot)
-    epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
+    epoch = await request.app.state.outcomes.of(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
     return encoded(LeaderEpoch(epoch=epoch, members=list(_members(request))))
 
@@ -274,7 +274,7 @@ async def answers(request: Request, service: Service, job_id: JobId, slot: Slot)
     """What a worker says to a question that came with its command stream."""
     message = await read_record(request, WorkerAnswer, WORKER_ANSWER)
     _match("slot", message.slot, slot)
-    await asyncio.wrap_future(service.answer_async(job_id, message))
+    await request.app.state.outcomes.of(service.answer_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
     return encoded(schemas.Empty())
 

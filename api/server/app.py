@@ -34,10 +34,12 @@ from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.outcomes import Outcomes
 from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
+from holdfast.api.http.turns import LookInTurn
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import diagnosis, history, jobs, series, workers
 from holdfast.api.routes.common import REFERENCE
@@ -150,6 +152,7 @@ def _open_parts(
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
     app.state.requests = RequestBudget()
+    app.state.outcomes = Outcomes()
     app.state.bodies = guard.bodies
     app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
@@ -177,6 +180,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membersh
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
+    app.add_middleware(LookInTurn)
     app.add_middleware(_access_check(app, settings))
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(PageHeaders)

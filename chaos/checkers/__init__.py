@@ -131,7 +131,8 @@ INVARIANTS: dict[str, str] = {
     "I41": "nothing is outside before a checkpoint that covers it is complete",
     "I42": "no staged file is lost before its rows are outside, and none is left when they are",
     "I43": "a merge replaces committed files that are current, by one with their rows, and nothing else changes",
-    "I44": "a member takes over from one that left, freed its lock, or neither gave a sign of life nor answered",
+    "I44": "a member takes over from one that left, gave up, freed its lock, or neither gave a sign of life nor answered; one that "
+    "can store no sign gives up",
     "I45": "a checkpoint with a label is not deleted until the label is taken back",
     "I46": "behind the certificate of an erasure no file of the job decodes to the key",
 }

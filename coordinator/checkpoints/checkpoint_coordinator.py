@@ -37,7 +37,7 @@ from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, 
 from holdfast.coordinator.checkpoints.stats import CheckpointStats
 from holdfast.coordinator.ha.recorded_job import Completed, Decision, Unreadable, keeps_checkpoints
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
-from holdfast.coordinator.ha.shared_state import UnresolvedError
+from holdfast.coordinator.ha.shared_state import ResolvedStates, UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note, Turn
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.coordinator.views import ScheduleView
@@ -503,7 +503,13 @@ class CheckpointCoordinator:
         base = self._base_of(pending.request)
         if pending.request.erasure is not None:
             self._newest_erasure = pending.checkpoint_id
-        pending.trigger(pending.timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
+        pending.trigger(
+            pending.timestamp_ms,
+            base,
+            may_share=self._validator.may_share(pending.request),
+            unaligned=unaligned,
+            aligned_timeout_ms=timeout_ms,
+        )
         self._turn.out.append(_trigger_of(pending))
 
     def _may_overtake(self, request: CheckpointRequest) -> bool:
@@ -613,6 +619,13 @@ class CheckpointCoordinator:
 
     # -------------------------------------------------------------------------------------------------------- complete
 
+    def _resolved(self, pending: PendingCheckpoint) -> ResolvedStates:
+        """The states without placeholders. Raises UnresolvedError."""
+        shared, states = self._completed.shared_state, pending.states()
+        if pending.request.is_savepoint:
+            shared.check_self_contained(states)
+        return shared.resolve(pending.checkpoint_id, pending.base, states) if pending.may_share else states
+
     def _write_next(self) -> None:
         """Write the metadata of the next fully acknowledged id. One write at a time: ids complete in the order in which their last
         acknowledgements came."""
@@ -622,11 +635,8 @@ class CheckpointCoordinator:
             pending = self._pending.get(self._ready.pop(0))
             if pending is None or pending.status is not PendingStatus.READY:
                 continue
-            shared = self._completed.shared_state
             try:
-                if pending.request.is_savepoint:
-                    shared.check_self_contained(pending.states())
-                states = shared.resolve(pending.checkpoint_id, pending.base, pending.states())
+                states = self._resolved(pending)
             except UnresolvedError as error:
                 self._abort(pending, FailureReason.FINALIZE_FAILURE, str(error))
                 continue

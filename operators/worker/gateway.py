@@ -44,7 +44,7 @@ from holdfast.barriers.messages import (
 from holdfast.operators.task.context import Clock
 from holdfast.operators.worker.answers import Answering
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
-from holdfast.operators.worker.session import Session
+from holdfast.operators.worker.session import ACK_COLLECT_MS, Session
 from holdfast.operators.worker.session_events import (
     BACKOFF_MAX_MS,
     AcksAnswered,
@@ -432,7 +432,7 @@ class Gateway:
         self._frames_refused = frames_refused
         self._answering = answering
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
-        self._session = Session(identity, random_source or random.Random())
+        self._session = Session(identity, random_source or random.Random(), ack_collect_ms=ACK_COLLECT_MS)
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[int, AckBatch] | None] = queue.SimpleQueue()
         """Numbered batches for the sender."""
@@ -490,6 +490,8 @@ class Gateway:
             match event:
                 case None:
                     self._is_flushing = True
+                    if not self._stopping and self._session.stop_collecting():
+                        self._handle(DeadlineReached())
                 case _FromStream(generation=generation, event=seen, unopened=unopened):
                     if generation == self._generation:
                         if unopened is not None:

@@ -281,6 +281,33 @@ class RocksStore:
             for key, value in self._rows_from(iterator, GROUP_AND_STATE.pack(key_group, state_id)):
                 yield parse_row_key(key), value
 
+    def state_chunks(self, state_id: int, groups: KeyGroupRange, rows: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """(row key, value) of one state in some key groups, ascending, at most `rows` at a time: for a pass over all rows, in which
+        every call per row counts.
+
+        rocksdict's own loop says nothing of a damaged table that it ends at. So behind its last row of each key group an iterator
+        goes on, and finds either the end or the damage."""
+        found: list[tuple[bytes, bytes]] = []
+        ends = self._iterator(GROUP_AND_STATE.pack(groups.start, state_id))
+        for key_group in range(groups.start, groups.stop):
+            prefix = last = GROUP_AND_STATE.pack(key_group, state_id)
+            bound = ReadOptions()  # must live as long as the loop, which reads the bound from it
+            bound.set_iterate_upper_bound((int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big"))
+            loop = self._items(prefix, bound)
+            while some := self._taken(loop, rows - len(found), last):
+                found += some
+                last = some[-1][0]
+                if len(found) == rows:
+                    yield found
+                    found = []
+            for row in self._rows_from(ends, prefix, None if last is prefix else last + b"\0"):
+                found.append(row)
+                if len(found) == rows:
+                    yield found
+                    found = []
+        if found:
+            yield found
+
     def rows_after(self, key_group: int, state_id: int, after: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of one state in one key group, ascending, from behind the row key `after` if given."""
         prefix = GROUP_AND_STATE.pack(key_group, state_id)
@@ -413,6 +440,23 @@ class RocksStore:
             return self._db.iter(*options)
         except BaseException as error:
             self._check_panic(error, prefix)
+            raise
+
+    def _items(self, prefix: bytes, bound: ReadOptions) -> Any:
+        try:
+            return self._db.items(from_key=prefix, read_opt=bound)
+        except BaseException as error:
+            self._check_panic(error, prefix)
+            raise
+
+    def _taken(self, loop: Any, count: int, after: bytes) -> list[tuple[bytes, bytes]]:
+        """The next rows of `loop`, at most `count`."""
+        try:
+            return list(islice(loop, count))
+        except Exception as error:
+            raise self._failure(error) from error
+        except BaseException as error:
+            self._check_panic(error, after)
             raise
 
     def _rows_from(self, iterator: Any, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:

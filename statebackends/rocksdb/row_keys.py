@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
@@ -75,3 +76,40 @@ def parse_row_key(encoded: bytes) -> RowKey:
         encoded[namespace_start:map_key_start],
         encoded[map_key_start:],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeyColumns:
+    """The parts of many row keys, a column each."""
+
+    key_groups: npt.NDArray[np.int32]
+    keys: list[bytes]
+    namespaces: list[bytes]
+    map_keys: list[bytes]
+
+
+def parse_row_keys(encoded: Sequence[bytes]) -> RowKeyColumns:
+    """`parse_row_key` of each. Raises ValueError for one that is shorter than its header says."""
+    size = _HEADER.size
+    headers = np.frombuffer(b"".join([each[:size] for each in encoded]), _HEADERS)
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    namespaces = size + headers["key"].astype(np.int64)
+    stops = namespaces + headers["namespace"]
+    if len(headers) != len(encoded) or (lengths < stops).any():
+        raise ValueError("a row key that is cut off")
+    return RowKeyColumns(
+        headers["group"].astype(np.int32),
+        _cut(encoded, np.full(len(encoded), size), namespaces),
+        _cut(encoded, namespaces, stops),
+        _cut(encoded, stops, lengths),
+    )
+
+
+def _cut(encoded: Sequence[bytes], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
+    """The bytes of each from its start to its stop; most keys of a state have their parts at the same places."""
+    if not (stops > starts).any():
+        return [b""] * len(encoded)
+    if (starts == starts[0]).all() and (stops == stops[0]).all():
+        part = slice(int(starts[0]), int(stops[0]))
+        return [each[part] for each in encoded]
+    return [each[start:stop] for each, start, stop in zip(encoded, starts.tolist(), stops.tolist(), strict=True)]

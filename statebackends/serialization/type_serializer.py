@@ -137,6 +137,13 @@ class TypeSerializer:
         except (*UNDECODABLE, ValueError, TypeError) as error:
             raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
 
+    def decode_all(self, encoded: Sequence[bytes]) -> list[Any]:
+        """`decode` of each."""
+        try:
+            return list(map(self._decode, encoded))
+        except (*UNDECODABLE, ValueError, TypeError):
+            return [self.decode(each) for each in encoded]  # raises for the value at fault
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         """A column of `arrow_type`. Raises StateValueError."""
         return self.value_type.to_arrow(values)

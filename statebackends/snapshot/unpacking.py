@@ -515,10 +515,10 @@ class _Texts:
         numbers = sum(page.values for page in data if page.encoding in DICTIONARY_ENCODINGS)
         deltas = [page for page in data if page.encoding == DELTA_BYTE_ARRAY]
         longest = max((page.unpacked_bytes for page in self.pages if page.kind == DICTIONARY_PAGE), default=0)
+        if numbers * longest > _MEASURED_BYTES:  # a reader's batches would have few rows: nearly each dictionary has many values
+            longest = self._longest(numbered)
         if deltas:
             return plain + numbers * longest + self._of_deltas(numbered.source, unpacked, deltas)
-        if not unpacked.allows(plain + numbers * longest):
-            longest = self._longest(numbered)
         if not unpacked.allows(plain + numbers * longest):
             return self._counted(numbered, unpacked)
         return plain + numbers * longest

@@ -882,7 +882,7 @@ def test_the_files_of_a_job_are_listed_once_in_a_while(tmp_path: Path, monkeypat
 
 
 def test_a_coordinator_stops_though_storage_holds_what_it_reads_of_drills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.coordinator.service.DRILL_JOIN_S", 0.1)
+    monkeypatch.setattr("holdfast.coordinator.service.READER_JOIN_S", 0.1)
     storage = _Watched(LocalStorage(tmp_path / "state"))
     service = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
     job_id = service.submit(submission(word_count())).job_id
@@ -896,5 +896,6 @@ def test_a_coordinator_stops_though_storage_holds_what_it_reads_of_drills(tmp_pa
         assert not closing.is_alive()
     finally:
         storage.answers.set()
-    service._drill_thread.join(WAIT_S)
-    assert not service._drill_thread.is_alive()
+    drills = service._readers[0]
+    drills.join(WAIT_S)
+    assert not drills.is_alive()

@@ -24,7 +24,7 @@ class AuditRecord(schemas.Record):
     """Within its chain."""
     time_ms: int
     kind: str
-    """started, request, refused, dropped (lines or refusals that were only counted)."""
+    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted)."""
     request: str
     job: str
     subject: str
@@ -54,7 +54,8 @@ async def audit(
     after: Annotated[str, Query(max_length=128, description="`next` of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=PAGE_LINES_MAX)] = LINES_DEFAULT,
 ) -> Response:
-    """Changes and refusals of all coordinators of the state directory. A line is there a second after its request."""
+    """Changes and refusals of all coordinators of the state directory. A line is there a second after its
+    request, a refusal after ten at most."""
     state = request.app.state
     page = await request.app.state.readers.run(read_audit_page, state.settings.location, after, limit)
     found = Audit(lines=[_shown(line) for line in page.lines], next=page.next)
