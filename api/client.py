@@ -14,11 +14,10 @@ import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
-import tenacity
 import urllib3
 
 from holdfast.api.errors import ConnectionLostError, decode_error
@@ -34,6 +33,7 @@ from holdfast.operators.worker.trust import client_context, transport_failure
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import (
     CheckpointFailedError,
+    ForgetError,
     NotFoundError,
     NotLeaderError,
     ProtocolError,
@@ -41,6 +41,9 @@ from holdfast.statebackends.errors import (
     TooManyRequestsError,
 )
 from holdfast.statebackends.layout import DIRECTORY_FILE
+
+if TYPE_CHECKING:
+    import tenacity
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds after which a machine that does not answer a connect counts as away."""
@@ -289,6 +292,38 @@ class RestClient:
         body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
         return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)
 
+    def forget(
+        self,
+        job_id: str,
+        states: Iterable[tuple[str, str]],
+        key: str,
+        *,
+        to: str = "",
+        keep_history: bool = False,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Forget a key of a job, running or stopped (`to`: where the savepoint goes), and return the certificate (docs/forget.md).
+
+        Raises ForgetError where there is none, also while another key is being forgotten; TimeoutError: it goes on."""
+        named = [{"operator": uid, "state": name} for uid, name in states]
+        request = {"states": named, "key": key, "to": to, "keep_history": keep_history}
+        body = self._call("POST", f"/v1/jobs/{job_id}/forget", json.dumps(request).encode())
+        forget_id = _decode(lambda: str(json.loads(body)["forget_id"]), self.url)
+        deadline, pause_s = None if timeout_s is None else time.monotonic() + timeout_s, _POLL_S_MIN
+        while True:
+            answer = self._get(f"/v1/jobs/{job_id}/forget")
+            found = next((each for each in answer["forgettings"] if each["forget_id"] == forget_id), None)
+            if found is None:
+                raise ForgetError("the coordinator does not know the request any more: ask again", job=job_id)
+            if found["certificate"] is not None:
+                return dict(found["certificate"])
+            if found["state"] != "running":
+                raise ForgetError(f"{found['error_kind']}: {found['error']}", job=job_id)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job_id}: no certificate within {timeout_s} s; it goes on")
+            time.sleep(pause_s)
+            pause_s = min(_POLL_S_MAX, pause_s * 1.5)
+
     def drill(self, job_id: str, checkpoint_id: int | None = None) -> dict[str, Any]:
         """Begin a drill of a snapshot of the job, of the newest one if none is named: every row of it is read as a restore would.
         Returns its record: `drill_id`, `checkpoint_id`, `state` (`running`) and so on."""
@@ -359,6 +394,8 @@ class RestClient:
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         if self._reconnect_timeout_s <= 0:
             return self._exchange(method, path, body)
+        import tenacity
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((ConnectionLostError, NotLeaderError, RecoveringError, TooManyRequestsError)),
             stop=tenacity.stop_after_delay(self._reconnect_timeout_s),

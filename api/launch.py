@@ -42,6 +42,8 @@ class Environment(BaseEnvironment):
     state_dir: folder or s3:// URL of checkpoints, visible to all workers; a coordinator for it is embedded in this process.
     coordinator, token: URL and token of a running `holdfast serve`, instead of an embedded one; several URLs (a list, or with
         commas between) are those of its members.
+    ca: file of the certificates that driver and workers trust of that coordinator, PEM (its `_ca.pem`); None: HOLDFAST_CA, else
+        those of the state directory, else the system's.
     config: a JobConfig with the settings that are not given here.
     require_uids: True refuses a job with an operator without uid; False logs a warning.
     launcher, chaining: where workers run, if not on Spark; whether operators share subtasks (True).
@@ -209,10 +211,19 @@ class Connector:
 
         if options.coordinator_url is not None:
             settings = client_settings(
-                os.environ, url=options.coordinator_url, token=options.token, state_dir=_local(options.state_directory)
+                os.environ,
+                url=options.coordinator_url,
+                token=options.token,
+                state_dir=_local(options.state_directory),
+                ca=None if options.ca is None else os.path.expanduser(options.ca),
             )
             client = RestClient(settings.url, settings.token, authorities=settings.authorities)
             return Connection(client, client.close)
+        if options.ca is not None:
+            text = (
+                "ca= is for a coordinator at a URL (coordinator='https://...'): one in this process has its own authority"
+            )
+            raise InvalidConfigError(text, setting="ca")
         directory = _local(options.state_directory)
         if directory is None:
             raise InvalidConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.rows import columns_to_rows, fitting_columns, rows_to_columns
 from holdfast.statebackends.errors import InvalidConfigError
 
@@ -205,6 +206,8 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """It may overtake, on edges where that is allowed."""
     aligned_timeout_ms: int | None = None
     """Age of the checkpoint from which on it does; 0: at once, None: never."""
+    erasure: Erasure | msgspec.UnsetType = msgspec.UNSET
+    """A key that leaves keyed state at the cut; absent from all other checkpoints."""
 
 
 def may_overtake(barrier: CheckpointBarrier) -> bool:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from holdfast.barriers.elements import Batch, Element, ElementEvent
 from holdfast.barriers.jobgraph import JobEdge, Partitioning
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.keygroups import check_parallelism, subtasks_of_key_groups
+from holdfast.statebackends.keygroups import check_parallelism
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
+from holdfast.statebackends.serialization.key_group_columns import subtasks_of_key_groups
 
 REBALANCE_SLICE_ROWS_MIN = 1024
 """Rows; a batch is cut for rebalancing only if every slice has at least so many, else it goes whole to one channel."""

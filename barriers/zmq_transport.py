@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections import deque
 from dataclasses import dataclass
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from holdfast.barriers.admission import Admission, AttemptPeers, Peer
 from holdfast.barriers.authentication import CANCELLATION_TIMEOUT_MS, HANDSHAKE_SLACK_MS, HELD_SLACK_MS
@@ -241,7 +241,7 @@ class ZmqTransport:
 
     def _look(self, monitor: zmq.Socket[bytes], received: list[Received]) -> None:
         """Read a monitor; any event that it was asked for means the peer is gone."""
-        event = zmq.Event(parse_monitor_message(monitor.recv_multipart())["event"])
+        event = _event_of(monitor.recv_multipart())
         slot = self._monitors[monitor]
         if event & LOST_EVENTS:
             self._drop(slot)
@@ -300,6 +300,14 @@ def _sender(part: zmq.Frame) -> str:
         return str(part.get("User-Id"))
     except zmq.ZMQError:
         return ""
+
+
+def _event_of(message: list[bytes]) -> zmq.Event:
+    """The event of a monitor's message: 16 bits, and 32 of its value (zmq_socket_monitor(3)).
+
+    pyzmq's own reader is in a module that loads asyncio, and would do so when a peer is lost."""
+    event, _ = struct.unpack("=Hi", message[0])
+    return zmq.Event(event)
 
 
 def _bracketed(host: str) -> str:

@@ -33,8 +33,8 @@ from holdfast.operators.task.inflight import InFlight, SubtaskEdges
 from holdfast.operators.task.restored_channels import ChannelLoader
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import ChannelState
-from holdfast.statebackends.keygroups import subtasks_of_key_groups
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
+from holdfast.statebackends.serialization.key_group_columns import subtasks_of_key_groups
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 

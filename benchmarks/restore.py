@@ -28,9 +28,10 @@ from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, OperatorSubtaskState
-from holdfast.statebackends.keygroups import assign_key_groups, subtasks_of_key_groups
+from holdfast.statebackends.keygroups import assign_key_groups
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, RecoveringStorage, RestoredBytes, held_paths, stored_files
+from holdfast.statebackends.serialization.key_group_columns import subtasks_of_key_groups
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.directory import LocalStorage

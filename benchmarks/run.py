@@ -25,10 +25,12 @@ from benchmarks.async_calls import measure as measure_async
 from benchmarks.connectors import measure as measure_connectors
 from benchmarks.connectors.measuring import FAILED
 from benchmarks.explain import measure as measure_explain
+from benchmarks.flood import PHASES as FLOOD_PHASES
 from benchmarks.flood import measure as measure_flood
 from benchmarks.harness import Bench, Measured, raw_write_ms, spread, wait_until
 from benchmarks.heapsnapshots import KINDS
 from benchmarks.heapsnapshots import measure as measure_heap
+from benchmarks.imports import measure as measure_imports
 from benchmarks.incremental import measure as measure_incremental
 from benchmarks.inflight import measure as measure_inflight
 from benchmarks.joins import measure as measure_joins
@@ -254,9 +256,10 @@ def acks(bench: Bench, quick: bool) -> list[Row]:
 
 
 def flood(bench: Bench, quick: bool) -> list[Row]:
-    """A job that checkpoints every second while its coordinator is flooded."""
-    rows = measure_flood(quick=quick)
-    return [{"phase": row["phase"], "figures": json.dumps(row)} for row in rows]
+    """A job that checkpoints ten times a second while its coordinator is flooded, in clear text and with TLS."""
+    slow = tuple(phase for phase in FLOOD_PHASES if phase.name in ("peace", "slow", "viewers", "slow and viewers"))
+    rows = [*measure_flood(quick=quick), *measure_flood(quick=quick, phases=slow, tls=True)]
+    return [{"phase": row["phase"], "tls": row["tls"], "figures": json.dumps(row)} for row in rows]
 
 
 def incremental(bench: Bench, quick: bool) -> list[Row]:
@@ -279,6 +282,11 @@ def rowtable(bench: Bench, quick: bool) -> list[Row]:
 def restore(bench: Bench, quick: bool) -> list[Row]:
     """Keyed state restored at the same and at another parallelism, from storage and from copies, beside `cp`."""
     return measure_restore(quick=quick)
+
+
+def imports(bench: Bench, quick: bool) -> list[Row]:
+    """CPU of what workers, their daemon, drivers and the command line import."""
+    return measure_imports(2 if quick else 10)
 
 
 def restarts(bench: Bench, quick: bool) -> list[Row]:
@@ -354,7 +362,7 @@ SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
     "rowtable": rowtable, "w3": w3, "w4": w4, "w6": w6, "w7": w7, "acks": acks, "async": async_calls, "tables": tables,
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,
-    "views": views,
+    "views": views, "imports": imports,
     "explain": explain, "takeover": takeover, "service": service,
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Snapshot tools on one large state: seconds and peak memory of `verify`, `inspect`, of a read of every row, and of a drill.
+"""Snapshot tools on one large state: seconds, processor time and peak memory of `verify`, `inspect`, of a read of every row, of a
+drill; of a copy, and of the forgetting of a key of an ended job.
 
 Each tool is a process of its own, and `over_start` is its peak above that of one that only imports the tools. `megabytes` are the
 snapshot's own bytes: a tool that reads states as a stream stays far below them.
@@ -17,13 +18,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription, Submission
+from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.ha.leadership import open_directory
+from holdfast.coordinator.ha.records import ClaimRecord, LeaderRecord, ResultRecord, SubmissionRecord, encode_record
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorState, OperatorSubtaskState
-from holdfast.statebackends.layout import METADATA_NAME
+from holdfast.statebackends.layout import METADATA_NAME, JobPaths
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import row_keys
 from holdfast.statebackends.serialization.keys import KeyType
@@ -34,7 +39,7 @@ from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, Keyed
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.port import run_flow
+from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 
 Row = dict[str, Any]
 Format = Literal["arrow", "parquet", "rocksdb"]
@@ -60,7 +65,32 @@ report = drill_snapshot(sys.argv[1])
 assert (report.rows, report.problems) == (int(sys.argv[2]), ()), report
 """
 DRILL_OF_VERIFY_MAX = 2.0
-"""Aim: a drill takes so many times as long as `verify` of the same snapshot, at most."""
+"""Aim: a drill takes so many times the processor time of `verify` of the same snapshot, at most."""
+
+
+FORGET_OF_COPY_MAX = 3.0
+"""Aim: forgetting a key takes so many times the processor time of `copy` of the job's only snapshot, at most."""
+JOB_ID = "0" * 32
+
+
+def make_ended_job(folder: Path) -> Path:
+    """A state directory whose one job has ended, with the checkpoint that `make` wrote into `folder`. Returns the directory."""
+    directory = folder / "state"
+    storage, paths = LocalStorage(directory), JobPaths(JOB_ID)
+    run_flow(open_directory("directory"), storage)
+    operator = OperatorDescription(uid="op", operator_id="a" * 32, name="op", kind="process")
+    graph = JobGraph("tools", (JobVertex("a" * 32, "op", PARTS, MAX_PARALLELISM, (operator,)),), (), JobConfig())
+    checkpoint = paths.checkpoint(1)
+    records: dict[str, Any] = {
+        paths.leader(1): LeaderRecord(1, "n", "", 1),
+        paths.submission(1): SubmissionRecord(1, 1, Submission(graph, job_id=JOB_ID), None, 1, "n"),
+        paths.claim(1): ClaimRecord(1, 1, 1, 1, CheckpointKind.CHECKPOINT, checkpoint, "n"),
+        paths.result(1): ResultRecord(1, "FAILED", 1, "n", 1, 1),
+    }
+    for path, record in records.items():
+        storage.execute(PutIfAbsent(path, encode_record(record)))
+    shutil.copytree(folder / "job/chk-1", directory / checkpoint, dirs_exist_ok=True)
+    return directory
 
 
 def make(folder: Path, keys: int, table_format: Format) -> None:
@@ -76,7 +106,7 @@ def make(folder: Path, keys: int, table_format: Format) -> None:
             handle = _table(storage, target, groups, keys, table_format)
         states.append(OperatorSubtaskState((handle,)))
     metadata = SnapshotMetadata(
-        job_id="0" * 32,
+        job_id=JOB_ID,
         job_name="tools",
         checkpoint_id=1,
         kind="checkpoint",
@@ -124,8 +154,17 @@ def _native(folder: Path, storage: LocalStorage, target: SnapshotTarget, groups:
     return KeyedStateHandle(groups, "rocksdb", (CODEC.meta,), parts, tuple(names))
 
 
-def run_tool(arguments: list[str]) -> tuple[float, float]:
-    """Seconds, and peak of the resident memory in MB. Raises RuntimeError if the tool fails."""
+class Used(NamedTuple):
+    """What a tool took."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+    """Of the resident memory."""
+
+
+def run_tool(arguments: list[str]) -> Used:
+    """Raises RuntimeError if the tool fails."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -133,7 +172,7 @@ def run_tool(arguments: list[str]) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{arguments} ended with {process.returncode}")
-    return seconds, usage.ru_maxrss / 1000
+    return Used(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
 
 
 def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
@@ -143,31 +182,39 @@ def measure_format(table_format: Format, keys: int) -> Iterator[Row]:
         run_tool(["-m", "benchmarks.tools", "--make", str(folder), "--keys", str(keys), "--format", table_format])
         path = str(folder / "job/chk-1")
         size = sum(file.stat().st_size for file in Path(path).iterdir())
+        directory = make_ended_job(folder)
         command = ["-m", "holdfast", "snapshot"]
+        forgotten = ["--state", "op", "value", "--key", str(keys // 2)]
         tools = {
             "verify": [*command, "verify", path],
             "inspect": [*command, "inspect", path],
             "inspect --state": [*command, "inspect", path, "--state", "op", "value", "--limit", "20"],
             "every row": ["-c", _READ_ALL, path, str(keys)],
             "drill": ["-c", _DRILL, path, str(keys)],
+            "copy": [*command, "copy", path, str(folder / "copy")],
+            "forget": ["-m", "holdfast", "forget", JOB_ID, *forgotten, "--to", str(folder), "--state-dir", str(directory)],
         }
-        _, start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"])
-        verified_s = 0.0
+        start_mb = run_tool(["-c", "from holdfast.api.snapshots import inspection, snapshot"]).peak_mb
+        verified_s = copied_s = 0.0
         for tool, arguments in tools.items():
-            seconds, peak_mb = run_tool(arguments)
-            verified_s = seconds if tool == "verify" else verified_s
+            used = run_tool(arguments)
+            verified_s = used.cpu_s if tool == "verify" else verified_s
+            copied_s = used.cpu_s if tool == "copy" else copied_s
             row: Row = {
                 "tool": tool,
                 "format": table_format,
                 "keys": keys,
                 "megabytes": round(size / 1e6),
-                "seconds": round(seconds, 2),
-                "peak_mb": round(peak_mb),
-                "over_start_mb": round(peak_mb - start_mb),
+                "seconds": round(used.seconds, 2),
+                "cpu_s": round(used.cpu_s, 2),
+                "peak_mb": round(used.peak_mb),
+                "over_start_mb": round(used.peak_mb - start_mb),
                 "load_average": round(os.getloadavg()[0], 1),
             }
             if tool == "drill":
-                row |= {"of_verify": round(seconds / verified_s, 2), "aim_of_verify": DRILL_OF_VERIFY_MAX}
+                row |= {"of": "verify", "times": round(used.cpu_s / verified_s, 2), "aim_at_most": DRILL_OF_VERIFY_MAX}
+            if tool == "forget":
+                row |= {"of": "copy", "times": round(used.cpu_s / copied_s, 2), "aim_at_most": FORGET_OF_COPY_MAX}
             yield row
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.api.cli import console
-from holdfast.chaos.campaign.runner import RUN_SEED
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ SEED_TIMEOUT_MAX_S = 86_400.0
 INTERRUPTED = 130
 UNJUDGED = 3
 """Nothing broke, and the output of some sink was compared with nothing: it depends on order or time, and the user said nothing."""
-ENTRY = RUN_SEED
-"""What runs a seed."""
+ENTRY: str | None = None
+"""What runs a seed; None: the simulator, whose modules `holdfast --help` does not load."""
 ALL = "all"
 
 app = typer.Typer(
@@ -87,7 +86,7 @@ def sim(
 ) -> None:
     """Run many seeds; exit code 1 if any of them breaks an invariant, 3 if output of your own pipeline could not be judged."""
     from holdfast.chaos.campaign.campaign import Settings
-    from holdfast.chaos.campaign.runner import cpu_count
+    from holdfast.chaos.campaign.runner import RUN_SEED, cpu_count
 
     _check_bounds(seeds, start, jobs, stop_after, seed_timeout)
     _check_writable("--html", html)
@@ -97,7 +96,7 @@ def sim(
         stop_after=stop_after if stop_after is not None else (STOP_AFTER if sabotage is None else 1),
         check_determinism=check_determinism,
         minimise=minimise,
-        entry=ENTRY,
+        entry=ENTRY or RUN_SEED,
     )
     names = tuple(workload or ())
     if sabotage == ALL:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -24,7 +25,7 @@ from holdfast.barriers.messages import (
     WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.feed import HistoryFeed
@@ -157,6 +158,11 @@ class Coordinator(Protocol):
 
         `mode`: in place of the job's settings; a repetition of a request keeps that of the first one. Raises InvalidConfigError for
         one that the job can't have."""
+
+    def erase_key(self, job_id: str, erasure: Erasure) -> str:
+        """Request one checkpoint at whose cut a key leaves keyed state of the running job; returns the trigger id, whose outcome is
+        in `trigger_status`. Once it is complete, older checkpoints are dropped. One that fails has changed nothing that a restore
+        finds: request another one."""
 
     def request_savepoint(
         self,

@@ -9,12 +9,14 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import (
     AckAnswers,
@@ -31,14 +33,16 @@ from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValu
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
-from holdfast.coordinator.dispatcher.queries import Queries
-from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
-from holdfast.coordinator.dispatcher.recollection import Recollection
+from holdfast.coordinator.dispatcher.reading.costs import Costs
+from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
+from holdfast.coordinator.dispatcher.reading.queries import Queries
+from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.recollection import Recollection
+from holdfast.coordinator.dispatcher.reading.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
 from holdfast.coordinator.drills.records import DrillView, Verification
@@ -52,7 +56,7 @@ from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
-from holdfast.coordinator.ownership.cost import Cost, measure_cost
+from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -82,6 +86,8 @@ T = TypeVar("T")
 
 LEADERSHIP_ROUNDS = 5
 """Every so many of those rounds each job's leadership is checked: one small request to storage a job."""
+READER_JOIN_S = 5.0
+"""Longest that a stopping coordinator waits for the threads that read for people: drills on record, positions of sources."""
 RECOVERY_RETRY_S = 1.0
 """Time between two rounds of recovery of the jobs whose storage failed."""
 
@@ -131,8 +137,12 @@ class CoordinatorService:
             lambda: f"{self._rng.getrandbits(128):032x}",
             seconds_max=config.drill_timeout_ms / 1000,
         )
+        self._costs = Costs(self._storage, clock)
         recollection = Recollection(self._storage)
-        self._diagnosis = Diagnosis(self._calls, self._storage.root, clock, self._questions, self._drills, recollection)
+        self._positions = SourcePositions(self._storage)
+        self._diagnosis = Diagnosis(
+            self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
+        )
         self._labels = JobLabels(
             self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
@@ -142,7 +152,10 @@ class CoordinatorService:
             for number in range(config.recovery_threads)
         ]
         self._threads.append(threading.Thread(target=self._retry_recoveries, name="recovery-again", daemon=True))
-        self._threads.append(threading.Thread(target=self._drills.watch, name="drills", daemon=True))
+        self._readers = [
+            threading.Thread(target=self._drills.watch, name="drills", daemon=True),
+            threading.Thread(target=self._positions.watch, name="source-positions", daemon=True),
+        ]
         self._started: list[threading.Thread] = []
 
     def lead(self) -> None:
@@ -152,6 +165,8 @@ class CoordinatorService:
                 return
             self._started = self._threads
             for thread in self._threads:
+                thread.start()
+            for thread in self._readers:
                 thread.start()
 
     def _lead_on(self) -> None:
@@ -264,6 +279,9 @@ class CoordinatorService:
     def request_checkpoint(self, job_id: str, trigger_id: str | None = None, *, mode: CheckpointMode = AS_CONFIGURED) -> str:
         return self._request(job_id, CheckpointKind.CHECKPOINT, trigger_id, mode=mode)
 
+    def erase_key(self, job_id: str, erasure: Erasure) -> str:
+        return self._request(job_id, CheckpointKind.CHECKPOINT, None, erasure=erasure)
+
     def request_savepoint(
         self,
         job_id: str,
@@ -352,12 +370,13 @@ class CoordinatorService:
         cancel: bool = False,
         native: bool = False,
         mode: CheckpointMode = AS_CONFIGURED,
+        erasure: Erasure | None = None,
     ) -> str:
         chosen = trigger_id or f"{self._rng.getrandbits(128):032x}"
         future: Future[str] = self._calls.call(
             job_id,
             lambda ticket: job_events.SnapshotRequested(
-                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native, mode=mode
+                ticket, kind, chosen, target=target, drain=drain, cancel=cancel, native=native, mode=mode, erasure=erasure
             ),
         )
         return self._calls.wait_for(future)
@@ -415,7 +434,7 @@ class CoordinatorService:
         self._drills.note_verified(job_id, location, found)
 
     def cost(self, job_id: str) -> Cost:
-        found = run_flow(measure_cost(JobPaths(job_id), self._clock.wall_ms()), self._storage)
+        found = self._costs.of(job_id)
         if not found.files and not self._registry.is_known(job_id):
             self._recovery.check(job_id)
             raise NotFoundError(f"job {job_id} not found", job=job_id)
@@ -454,8 +473,13 @@ class CoordinatorService:
             self._closed = True
             self._stopped.set()
         self._drills.close()
+        self._positions.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
+        if self._started:
+            until_s = time.monotonic() + READER_JOIN_S
+            for thread in self._readers:  # they lead nothing: one that storage holds ends when that answers
+                thread.join(max(0.0, until_s - time.monotonic()))
         self._recovery.close()
         for service in self._registry.services():
             service.close("the coordinator stops")

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.jobgraph import JobGraph, OperatorDescription
 from holdfast.barriers.messages import COUNTERS_MAX, INT_MAX, Counters, OperatorMetrics, SkippedReason
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 
@@ -174,7 +174,12 @@ def decode_totals(text: str) -> Totals:
         return {}
 
 
+def is_source(operator: OperatorDescription) -> bool:
+    """Whether it reads input of the job: it has splits, and counts what it has read."""
+    return operator.kind == "source"
+
+
 def records_read(graph: JobGraph, totals: Totals) -> Mapping[str, int]:
     """Source's uid -> records that it had read."""
-    operators = (operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "source")
+    operators = (operator for vertex in graph.vertices for operator in vertex.operators if is_source(operator))
     return {operator.uid: totals[operator.uid].records_out for operator in operators if operator.uid in totals}

@@ -152,7 +152,7 @@ class WholeJobView(msgspec.Struct, frozen=True):
     checkpoints: CheckpointStatsView
 
 
-class SubtaskCheckpointView(msgspec.Struct, frozen=True):
+class SubtaskCheckpointView(msgspec.Struct, frozen=True, gc=False):
     """One subtask's part of one checkpoint; `ack_ms` is -1 while it is missing."""
 
     subtask: int

@@ -21,14 +21,14 @@ from holdfast.api.events.stream import EventStreams  # noqa: E402
 from holdfast.api.events.webhooks import Webhooks  # noqa: E402
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits  # noqa: E402
 from holdfast.api.http.protocol import ConnectionGuard  # noqa: E402
-from holdfast.api.routes import metrics  # noqa: E402
+from holdfast.api.routes.service import metrics  # noqa: E402
 from holdfast.coordinator.views import SUBTASKS_SHOWN_MAX  # noqa: E402
 
 PAGE = ROOT / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-<!-- Written by scripts/metrics_page.py from api/routes/metrics.py: change the texts there. -->
+<!-- Written by scripts/metrics_page.py from api/routes/service/metrics.py: change the texts there. -->
 
 `GET /metrics` is in Prometheus' text format, for callers with the role `viewer` or more. Counters of jobs restart with the
 coordinator, as Prometheus expects; each job is told by the coordinator that leads it. A number that nobody has told is left out.

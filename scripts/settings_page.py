@@ -67,6 +67,12 @@ ARGUMENTS = (
         "driver.",
     ),
     ("`coordinator`, `token`", "`None`", "URL and token of a running `holdfast serve`, in place of `state_dir`."),
+    (
+        "`ca`",
+        "`None`",
+        "File of the certificates that driver and workers trust, PEM: the `_ca.pem` of a coordinator's state directory, where that "
+        "is not at hand. Else `HOLDFAST_CA`, the state directory's, the system's.",
+    ),
     ("`config`", "`None`", "A `JobConfig`."),
     ("`require_uids`", "`False`", "Refuse a job with an operator without `uid`; False logs a warning that names such operators."),
     (

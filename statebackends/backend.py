@@ -14,6 +14,7 @@ import msgspec
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorListHandle
 
 if TYPE_CHECKING:
+    from holdfast.statebackends.serialization.key_texts import KeyOf
     from holdfast.statebackends.serialization.keys import KeyType
     from holdfast.statebackends.state import (
         ColumnarState,
@@ -95,6 +96,9 @@ class TimerRowProvider(Protocol):
     def track_since(self, base: int) -> None:
         """Note changes from now on: the present rows are those of the checkpoint `base`."""
 
+    def erase(self, encoded_key: bytes) -> None:
+        """Loop thread: remove all rows of a key. O(rows)."""
+
 
 class KeyCourse(NamedTuple):
     """How the keys of one batch become current one after the other, without a call for each: whoever assigns the next element of
@@ -160,6 +164,14 @@ class KeyedStateBackend(Protocol):
         """Encoded keys that have the state, in no particular order; a view for tests, timers and tools.
 
         The iterator gives the keys that have the state when it starts; the state may change meanwhile."""
+
+    def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
+        """Remove all rows of one key, of every namespace, from some states; None: from all of them, and its timers. A name that is
+        no state's is left out. Whether the key is of this subtask's key groups: else no row was.
+
+        Called right in front of `snapshot`, while no operator works on what it has read. No file of that snapshot, if its target
+        is canonical, or of a later one that builds on none before it, has a byte of these rows. It may take as long as a look at
+        all rows in memory."""
 
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
         """Synchronous part of a snapshot: freeze the active layers, O(1) or O(changed)."""

@@ -1,4 +1,7 @@
-"""State handles: records of where state is stored. Plain data, the same in a message, in `_metadata` and in a test."""
+"""State handles: records of where state is stored. Plain data, the same in a message, in `_metadata` and in a test.
+
+No record here can be part of a cycle, so the garbage collector does not look at them (`gc=False`): a coordinator holds those of
+every subtask, and looking at them cost more than decoding them."""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Uid = NewType("Uid", str)
 """An operator's stable identity, as the user gave it or as generated from its position in the graph."""
 
 
-class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
+class KeyGroupRange(msgspec.Struct, frozen=True, gc=False, order=True):
     """Half-open range [start, stop) of key groups; empty when start == stop."""
 
     start: int
@@ -36,7 +39,7 @@ class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
         return KeyGroupRange(start, max(start, stop))
 
 
-class FileHandle(msgspec.Struct, frozen=True, tag="file"):
+class FileHandle(msgspec.Struct, frozen=True, gc=False, tag="file"):
     """One durable, immutable file. `path` is relative to the snapshot's own folder ("chk-42/", "savepoint-…/").
 
     A file that checkpoints share lies beside it: `../shared/<name>` (layout.py)."""
@@ -62,7 +65,7 @@ SEGMENT_BYTES_MAX = 64 << 20
 """Longest segment, which is read whole. Merged files have at most an eighth of it, so a longer one was forged."""
 
 
-class SegmentHandle(FileHandle, frozen=True, tag="segment"):
+class SegmentHandle(FileHandle, frozen=True, gc=False, tag="segment"):
     """A segment of one durable, immutable file that several parts share; `length` and `checksum` are the segment's.
 
     Source: Flink, FLIP-306 (unified file merging)."""
@@ -76,7 +79,7 @@ class SegmentHandle(FileHandle, frozen=True, tag="segment"):
         return 0 <= self.offset <= self.offset + self.length <= self.file_length and self.length <= SEGMENT_BYTES_MAX
 
 
-class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
+class InlineHandle(msgspec.Struct, frozen=True, gc=False, tag="inline"):
     """State below the inline threshold, which travels in the acknowledgement and is stored in `_metadata`."""
 
     data: bytes
@@ -86,7 +89,7 @@ class InlineHandle(msgspec.Struct, frozen=True, tag="inline"):
         return len(self.data)
 
 
-class PlaceholderHandle(msgspec.Struct, frozen=True, tag="placeholder"):
+class PlaceholderHandle(msgspec.Struct, frozen=True, gc=False, tag="placeholder"):
     """A shared file of the increment's base that was not stored again.
 
     Only in acknowledgements: the coordinator replaces it by the base's FileHandle before a checkpoint completes."""
@@ -101,7 +104,7 @@ class PlaceholderHandle(msgspec.Struct, frozen=True, tag="placeholder"):
 StateHandle = FileHandle | SegmentHandle | InlineHandle | PlaceholderHandle
 
 
-class StateMeta(msgspec.Struct, frozen=True):
+class StateMeta(msgspec.Struct, frozen=True, gc=False):
     """Description of one state, as declared when the graph was built; stored with its snapshots and compared at restore."""
 
     name: str
@@ -129,7 +132,7 @@ NATIVE_FORMAT = "rocksdb"
 """Format of a handle whose parts are files of a RocksDB database, which hold all states. Only the backend `rocksdb` reads them."""
 
 
-class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
+class KeyedStateHandle(msgspec.Struct, frozen=True, gc=False, tag="keyed"):
     """Keyed state of one old subtask, in one format."""
 
     key_groups: KeyGroupRange
@@ -152,7 +155,7 @@ class KeyedStateHandle(msgspec.Struct, frozen=True, tag="keyed"):
         return sum(part.length for part in self.parts if not isinstance(part, PlaceholderHandle))
 
 
-class OperatorListHandle(msgspec.Struct, frozen=True, tag="operator_list"):
+class OperatorListHandle(msgspec.Struct, frozen=True, gc=False, tag="operator_list"):
     """Operator state (list, union, broadcast) of one old subtask: msgpack array of opaque entries, one binary each."""
 
     state: StateMeta
@@ -171,7 +174,7 @@ def external_places(entry: str) -> tuple[str, ...]:
     return tuple(entry.split("|"))
 
 
-class OperatorSubtaskState(msgspec.Struct, frozen=True):
+class OperatorSubtaskState(msgspec.Struct, frozen=True, gc=False):
     """State that one subtask of one operator stored for one checkpoint."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
@@ -190,7 +193,7 @@ class OperatorSubtaskState(msgspec.Struct, frozen=True):
         return sum(handle.new_size for handle in self.keyed) + sum(handle.size for handle in self.operator)
 
 
-class OperatorState(msgspec.Struct, frozen=True):
+class OperatorState(msgspec.Struct, frozen=True, gc=False):
     """All subtasks of one operator in one snapshot."""
 
     uid: str
@@ -208,7 +211,7 @@ class OperatorState(msgspec.Struct, frozen=True):
         return sum(subtask.size for subtask in self.subtasks)
 
 
-class ChannelPiece(msgspec.Struct, frozen=True):
+class ChannelPiece(msgspec.Struct, frozen=True, gc=False):
     """What one end of one channel had stored: consecutive elements, as one Arrow IPC stream."""
 
     peer: int
@@ -220,7 +223,7 @@ class ChannelPiece(msgspec.Struct, frozen=True):
     rows: int
 
 
-class ChannelState(msgspec.Struct, frozen=True):
+class ChannelState(msgspec.Struct, frozen=True, gc=False):
     """Records in flight that one subtask stored of the channels of one edge, at one end of them.
 
     The edge is known by `source`, `tag`, `target`, `input` and `ordinal`, whatever its number in the graph."""

@@ -1,16 +1,19 @@
 """Key groups: key hash -> key group -> subtask, and operator uid -> operator id. Pure, the same in every process and version.
 
 It decides which subtask owns a key group. How a key is hashed is for serialization/key_hash.py, what a key is for
-serialization/keys.py."""
+serialization/keys.py; the same for columns of hashes is in serialization/key_group_columns.py, so that tools need no numpy."""
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import mmh3
-import numpy as np
-import numpy.typing as npt
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
+
+KEY_HASH_VERSION = 1
+"""Version of the hash of keys, on record in every snapshot."""
 
 MAX_PARALLELISM_LIMIT = 32768
 """Key groups; the largest max parallelism (Flink's bound, kept so that a group fits 16 bits)."""
@@ -20,13 +23,6 @@ DEFAULT_MAX_PARALLELISM_FLOOR = 128
 
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
-
-# murmur3's 32-bit block and finalisation, and the shifts between them, as numpy scalars
-_MULTIPLY_FIRST, _MULTIPLY_SECOND, _ADD = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
-_4, _5, _13, _15, _16, _17, _19 = (np.uint32(number) for number in (4, 5, 13, 15, 16, 17, 19))
-_FINALISE = ((_16, np.uint32(0x85EBCA6B)), (_13, np.uint32(0xC2B2AE35)))
-_POSITIVE = np.uint32(_SIGN - 1)
-
 
 def spread(h32: int) -> int:
     """Spread a 32-bit hash (signed or unsigned) over 0..2**31-1: one murmur3 block and its finalisation.
@@ -43,40 +39,11 @@ def key_group_of_hash(h32: int, max_parallelism: int) -> int:
     return spread(h32) % max_parallelism
 
 
-def key_groups_of_hashes(hashes: npt.NDArray[np.uint32], max_parallelism: int) -> npt.NDArray[np.int32]:
-    """Key group of each hash: `key_group_of_hash`, vectorised."""
-    # Two arrays and numpy constants take half the time of plain expressions, for ten hashes as for a million.
-    code = hashes * _MULTIPLY_FIRST
-    other = code >> _17
-    code <<= _15
-    code |= other
-    code *= _MULTIPLY_SECOND
-    np.right_shift(code, _19, out=other)
-    code <<= _13
-    code |= other
-    code *= _5
-    code += _ADD
-    code ^= _4
-    for shift, multiply in _FINALISE:
-        np.right_shift(code, shift, out=other)
-        code ^= other
-        code *= multiply
-    np.right_shift(code, _16, out=other)
-    code ^= other
-    signed = code.view(np.int32)
-    np.abs(signed, out=signed)  # -2**31 stays ...
-    code &= _POSITIVE  # ... and becomes 0 here
-    if max_parallelism & (max_parallelism - 1):
-        code %= np.uint32(max_parallelism)
-    else:
-        code &= np.uint32(max_parallelism - 1)
-    return signed
-
-
 def check_parallelism(max_parallelism: int, parallelism: int) -> None:
     """Refuse a pair out of bounds: 1 <= parallelism <= max_parallelism <= 32768, whole numbers. Raises InvalidConfigError."""
-    for name, number in (("max parallelism", max_parallelism), ("parallelism", parallelism)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+    given: dict[str, object] = {"max parallelism": max_parallelism, "parallelism": parallelism}
+    for name, number in given.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
             raise InvalidConfigError(f"{name} must be a whole number, not {number!r}", setting=name.replace(" ", "_"))
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidConfigError(
@@ -123,15 +90,6 @@ def assign_key_groups(max_parallelism: int, parallelism: int, subtask_index: int
 def subtask_of_key_group(group: int, max_parallelism: int, parallelism: int) -> int:
     """Index of the subtask that owns a key group; the inverse of `assign_key_groups`."""
     return group * parallelism // max_parallelism
-
-
-def subtasks_of_key_groups(
-    groups: npt.NDArray[np.int32], max_parallelism: int, parallelism: int
-) -> npt.NDArray[np.int32]:
-    """Owner of each key group: `subtask_of_key_group`, vectorised."""
-    # max parallelism squared is at most 2**30, so the product fits 32 bits
-    owners: npt.NDArray[np.int32] = groups * np.int32(parallelism) // np.int32(max_parallelism)
-    return owners
 
 
 def operator_id(uid: str) -> str:

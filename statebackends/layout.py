@@ -553,8 +553,10 @@ def shared_path(name: str) -> str:
 
 def shared_name(path: str) -> str | None:
     """The name in `../shared/<name>`; None for any other path."""
-    name = path.removeprefix(_SHARED_PREFIX)
-    if name == path or "/" in name or "\0" in name or name in ("", ".", ".."):
+    if not path.startswith(_SHARED_PREFIX):
+        return None
+    name = path[len(_SHARED_PREFIX) :]
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
         return None
     return name
 

@@ -5,13 +5,14 @@ line. A line has its number in the chain and SHA-256 over the line before it, so
 breaks the chain from there on. The first line of a chain names the ends of the chains that were there, so that an end that was cut
 off later is missed by its successor. What nobody can see is the loss of the newest lines, before a next chain has begun.
 
-Refusals are bounded: anybody can cause them."""
+Refusals are bounded: anybody can cause them. And so is the log: the oldest files are deleted, once a line says so, with the hash
+that the rest goes on from. A beginning that is missing and that no line tells of was taken out by somebody else."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -23,19 +24,44 @@ FILE_BYTES = 256 * 1024
 """A file that would be larger is written, and the next one begun."""
 WRITE_EVERY_MS = 1_000
 """Oldest line that waits, at most: what a coordinator that dies may lose."""
-REFUSALS_MAX = 200
-"""Refusals recorded one by one in REFUSALS_EVERY_MS; further ones are counted in one line."""
-REFUSALS_PER_SENDER_MAX = 20
-"""Of them of one credential, or of one address without any: one sender can't use up all."""
+REFUSALS_WRITE_EVERY_MS = 10_000
+"""The same, while nothing but refusals waits: a stranger who is refused all the time writes no file a second."""
+REFUSALS_MAX = 50
+"""Refusals recorded one by one in REFUSALS_EVERY_MS; further ones are counted."""
+REFUSALS_PER_SENDER_MAX = 10
+"""Of them of one credential, or of one address without any: one sender can't use up all. Who had more a window ago has one."""
+SENDERS_COUNTED_MAX = 20
+"""Senders whose further refusals are counted in a line of their own: those with most. The rest have one together."""
 REFUSALS_EVERY_MS = 60_000
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Lines that wait for a storage that does not answer; further ones are counted in one line."""
 LINE_BYTES_MAX = 16 * 1024
+KEPT_BYTES_MAX = 256 * 1024 * 1024
+"""Of all files together, beyond which the oldest are deleted: some ten days of refusals at their bound."""
+KEPT_FILES_MAX = 20_000
+PRUNED_SHARE = 0.75
+"""What is kept then, of both bounds."""
+MARKS_MAX = 1_000
+"""Chains of which a `pruned` line tells."""
 HEADS_MAX = 10_000
 """Ends of other chains that a first line names, newest first."""
 
 _TEXT_CHARACTERS_MAX = 512
+_SENDERS_MAX = 1_000
 NO_HASH = "0" * 64
+
+
+class PrunedChain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was deleted of the beginning of a chain."""
+
+    file: Annotated[int, msgspec.Meta(ge=1)]
+    """The first one that is kept, or that would be the next."""
+    line: Annotated[int, msgspec.Meta(ge=1)]
+    """Number of its first line."""
+    head: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    """Hash of the last line that was deleted: what the rest goes on from."""
+    named: tuple[str, ...] = ()
+    """Hashes of deleted lines that other chains name as its end."""
 
 
 class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,7 +73,7 @@ class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """SHA-256 of the line before, as its bytes are stored without the line's end; zeros for the first one."""
     time_ms: int
     kind: str
-    """started, request, refused, dropped (lines or refusals that were only counted)."""
+    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted)."""
     request: str = ""
     job: str = ""
     subject: str = ""
@@ -60,6 +86,7 @@ class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
     count: int = 0
     heads: dict[str, str] = {}
     """Of a first line: chain -> hash of its last line."""
+    pruned: dict[str, PrunedChain] = {}
 
 
 class Noted(msgspec.Struct, frozen=True):
@@ -86,6 +113,10 @@ class Noted(msgspec.Struct, frozen=True):
         return ":".join(host.split(":")[:4]) if ":" in host else host
 
 
+PRUNED = "lines deleted until now to make room"
+REPEATED = "refusals of one sender beyond the bound"
+
+
 class FileReady(msgspec.Struct, frozen=True):
     """A file to be created."""
 
@@ -96,18 +127,28 @@ class FileReady(msgspec.Struct, frozen=True):
 class RefusalWindow:
     """Which refusals are recorded one by one, and which are counted alone: a bound in all, and one for each sender."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: RefusalWindow | None = None) -> None:
         self._all = 0
         self._by_sender: Counter[str] = Counter()
+        self._again = frozenset(before.hidden) if before is not None else frozenset()
+        self.hidden: Counter[str] = Counter()
+        """Refusals that are only counted, by sender."""
+        self.hidden_of_others = 0
+        """Those of senders beyond what is told apart."""
 
     def admits(self, noted: Noted) -> bool:
         """Whether a refusal is recorded; if so, it takes a place."""
         sender = noted.sender
-        if self._all >= REFUSALS_MAX or self._by_sender[sender] >= REFUSALS_PER_SENDER_MAX:
-            return False
-        self._all += 1
-        self._by_sender[sender] += 1
-        return True
+        each_max = 1 if sender in self._again else REFUSALS_PER_SENDER_MAX
+        if self._all < REFUSALS_MAX and self._by_sender[sender] < each_max:
+            self._all += 1
+            self._by_sender[sender] += 1
+            return True
+        if sender in self.hidden or len(self.hidden) < _SENDERS_MAX:
+            self.hidden[sender] += 1
+        else:
+            self.hidden_of_others += 1
+        return False
 
 
 class AuditRecorder:
@@ -126,13 +167,14 @@ class AuditRecorder:
         self._refusals_hidden = self._dropped = 0
         self._refusals = RefusalWindow()
         self._window_ms = now_ms
+        self._waits_long = False
+        """Nothing but refusals waits."""
         self._add(AuditLine(0, NO_HASH, wall_ms, "started", heads=dict(list(heads.items())[:HEADS_MAX])), now_ms)
 
     def note(self, noted: Noted, *, now_ms: int, wall_ms: int) -> None:
         """Record a request; refusals and what storage does not take in time are counted beyond their bounds."""
         self._roll_window(now_ms, wall_ms)
         if noted.is_refused and not self._refusals.admits(noted):
-            self._refusals_hidden += 1
             return
         if self._open_bytes >= WAITING_BYTES_MAX:
             self._dropped += 1
@@ -148,21 +190,40 @@ class AuditRecorder:
 
     def _roll_window(self, now_ms: int, wall_ms: int) -> None:
         if now_ms - self._window_ms >= REFUSALS_EVERY_MS:
-            self._window_ms, self._refusals = now_ms, RefusalWindow()
-            self._count(self._refusals_hidden, "refusals beyond the bound", now_ms, wall_ms)
+            window, self._refusals = self._refusals, RefusalWindow(self._refusals)
+            self._window_ms = now_ms
+            most = [(sender, count) for sender, count in window.hidden.most_common(SENDERS_COUNTED_MAX) if count > 1]
+            for sender, count in most:
+                self._count(count, REPEATED, now_ms, wall_ms, sender)
+            rest = window.hidden.total() - sum(count for _, count in most) + window.hidden_of_others
+            self._count(rest + self._refusals_hidden, "refusals beyond the bound", now_ms, wall_ms)
             self._refusals_hidden = 0
         if self._dropped and self._open_bytes < WAITING_BYTES_MAX:
             dropped, self._dropped = self._dropped, 0
             self._count(dropped, "requests while storage did not answer", now_ms, wall_ms)
 
-    def _count(self, count: int, what: str, now_ms: int, wall_ms: int) -> None:
+    def _count(self, count: int, what: str, now_ms: int, wall_ms: int, sender: str = "") -> None:
         if count:
-            self._add(AuditLine(self._number, self._last, wall_ms, "dropped", subject=what, count=count), now_ms)
+            line = AuditLine(self._number, self._last, wall_ms, "dropped", subject=what, peer=sender, count=count)
+            self._add(line, now_ms)
+
+    def prune(self, marks: Mapping[str, PrunedChain], *, now_ms: int, wall_ms: int) -> None:
+        """Say what is about to be deleted: it may be once this line is written."""
+        count = sum(mark.line for mark in marks.values())
+        line = AuditLine(self._number, self._last, wall_ms, "pruned", subject=PRUNED, count=count, pruned=dict(marks))
+        self._add(line, now_ms)
+
+    @property
+    def chain(self) -> str:
+        return self._chain
 
     def _add(self, line: AuditLine, now_ms: int) -> None:
         content = msgspec.json.encode(line)
+        is_slow = line.kind in ("refused", "dropped")
         if not self._open:
-            self._since_ms = now_ms
+            self._since_ms, self._waits_long = now_ms, is_slow
+        elif self._waits_long and not is_slow:
+            self._since_ms, self._waits_long = now_ms, False
         self._open.append(content)
         self._open_bytes += len(content) + 1
         self._number, self._last = self._number + 1, hash_of(content)
@@ -170,7 +231,8 @@ class AuditRecorder:
     def take(self, *, now_ms: int, wall_ms: int, force: bool = False) -> FileReady | None:
         """The next file to create, if one is due; the same one until it is `written`. `force`: whatever waits is due."""
         self._roll_window(now_ms, wall_ms)
-        if self._ready is None and self._open and (force or now_ms - self._since_ms >= WRITE_EVERY_MS or self._is_full):
+        every_ms = REFUSALS_WRITE_EVERY_MS if self._waits_long else WRITE_EVERY_MS
+        if self._ready is None and self._open and (force or now_ms - self._since_ms >= every_ms or self._is_full):
             self._ready = FileReady(audit_path(self._chain, self._files), b"".join(self._cut()))
             self._files += 1
         return self._ready
@@ -213,6 +275,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     files: int
     lines: int
     problems: tuple[AuditProblem, ...]
+    pruned: int = 0
+    """Lines that are not there any more, as a `pruned` line says."""
 
     @property
     def is_whole(self) -> bool:
@@ -229,13 +293,19 @@ class AuditVerifier:
         self._hashes: dict[str, set[str]] = {}
         self._number: dict[str, int] = {}
         self._next_file: dict[str, int] = {}
+        self._begins: dict[str, tuple[str, int, AuditLine | None]] = {}
+        """Chain without its first file -> its first path, the number of that file and its first line."""
+        self.marks: dict[str, PrunedChain] = {}
+        """Of all `pruned` lines: of a chain what was deleted last, and all ends that others name."""
         self._files = self._lines = 0
 
     def add(self, path: str, content: bytes) -> Iterator[AuditLine]:
         """Check one file; yields its lines that can be read."""
         chain, number = parse_audit_path(path)
         expected = self._next_file.get(chain, 0)
-        if number != expected:
+        if number != expected and expected == 0:
+            self._begins[chain] = path, number, None
+        elif number != expected:
             self._problem(path, 0, f"file {expected} of chain {chain} is missing")
         self._next_file[chain] = number + 1
         self._files += 1
@@ -254,6 +324,12 @@ class AuditVerifier:
             yield line
 
     def _check(self, path: str, index: int, chain: str, line: AuditLine) -> None:
+        self._learn(line)
+        begin = self._begins.get(chain)
+        if begin is not None and begin[2] is None:
+            self._begins[chain] = *begin[:2], line
+            self._number[chain] = line.number + 1
+            return
         number = self._number.get(chain, 0)
         if line.number != number:
             self._problem(path, index, f"line {line.number} of chain {chain} stands where {number} should")
@@ -262,17 +338,59 @@ class AuditVerifier:
         self._number[chain] = line.number + 1
         self._named += [(path, other, head) for other, head in line.heads.items()]
 
+    def _learn(self, line: AuditLine) -> None:
+        for chain, mark in line.pruned.items():
+            known = self.marks.get(chain, mark)
+            newest = max(known, mark, key=lambda each: each.file)
+            self.marks[chain] = msgspec.structs.replace(newest, named=tuple(sorted({*known.named, *mark.named})))
+
+    def _unexplained(self, chain: str) -> str:
+        """What is wrong with the beginning of a chain without its first file; empty: it was deleted, as a line says.
+
+        A deletion that was cut off leaves more than it said: what is left leads up to the hash that the line names."""
+        _, file, first = self._begins[chain]
+        mark = self.marks.get(chain)
+        if mark is None or file > mark.file or first is None:
+            return f"file 0 of chain {chain} is missing"
+        if file == mark.file and (first.number, first.before) == (mark.line, mark.head):
+            return ""
+        if file < mark.file and mark.head in self._hashes.get(chain, ()):
+            return ""
+        return f"the beginning of chain {chain} is not what was left when its oldest lines were deleted"
+
     def _problem(self, path: str, line: int, text: str) -> None:
         self._problems.append(AuditProblem(path, line, text))
 
     def report(self) -> AuditReport:
         """The whole finding, once all files were added."""
+        begins = [AuditProblem(self._begins[chain][0], 0, why) for chain in self._begins if (why := self._unexplained(chain))]
         missing = [
             AuditProblem(path, 1, f"the end of chain {other} that it names is missing")
             for path, other, head in self._named
-            if head not in self._hashes.get(other, ())
+            if head not in self._hashes.get(other, ()) and not self._was_pruned(other, head)
         ]
-        return AuditReport(len(self._next_file), self._files, self._lines, (*self._problems, *missing))
+        pruned = sum(mark.line for mark in self.marks.values())
+        problems = (*self._problems, *begins, *missing)
+        return AuditReport(len(self._next_file), self._files, self._lines, problems, pruned)
+
+    @property
+    def broken(self) -> frozenset[str]:
+        """Chains whose lines, of those that were read, don't follow each other."""
+        return frozenset(parse_audit_path(each.path)[0] for each in self._problems)
+
+    def _was_pruned(self, chain: str, head: str) -> bool:
+        mark = self.marks.get(chain)
+        return mark is not None and head in (mark.head, *mark.named)
+
+    @property
+    def hashes(self) -> Mapping[str, set[str]]:
+        """Chain -> hashes of its lines that were read."""
+        return self._hashes
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Chain -> number of the line behind its last one that was read."""
+        return self._number
 
     @property
     def heads(self) -> Mapping[str, str]:
@@ -284,3 +402,49 @@ def in_order(paths: Sequence[str]) -> list[str]:
     """Paths of audit files, chain by chain, each in its order; other paths are left out."""
     found = [(parsed, path) for path in paths if (parsed := parse_audit_path(path)) != ("", -1)]
     return [path for _, path in sorted(found)]
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of the log."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+def choose_pruned(files: Sequence[StoredFile], own: str) -> dict[str, int]:
+    """Chain -> its first file that is kept, of chains whose oldest files have no room any more; empty: all have.
+
+    `own`: chain of this process, whose newest file stays. The oldest go first, and of a chain none before those in front of it."""
+    known = sorted((each.modified_ms, *parse_audit_path(each.path), each.size) for each in files)
+    known = [each for each in known if each[1]]
+    size, count = sum(each[3] for each in known), len(known)
+    if size <= KEPT_BYTES_MAX and count <= KEPT_FILES_MAX:
+        return {}
+    newest_own = max((number for _, chain, number, _ in known if chain == own), default=-1)
+    pruned: dict[str, int] = {}
+    for _, chain, number, file_size in known:
+        if size <= KEPT_BYTES_MAX * PRUNED_SHARE and count <= KEPT_FILES_MAX * PRUNED_SHARE:
+            break
+        if chain != own or number != newest_own:
+            pruned[chain] = max(pruned.get(chain, 0), number + 1)
+            size, count = size - file_size, count - 1
+    return pruned
+
+
+def mark_pruned(
+    chosen: Mapping[str, int], deleted: AuditVerifier, named: Mapping[str, Sequence[str]], kept: Collection[str]
+) -> dict[str, PrunedChain]:
+    """What a `pruned` line says of the files that were `chosen`. `deleted`: has read all of them; `named`: chain -> its ends that
+    lines which are kept name; `kept`: chains of which something is left. What deleted lines said of other deletions is said again.
+
+    A chain whose lines don't follow each other is left out, and to be left alone: it is evidence."""
+    marks = dict(deleted.marks)
+    for chain, file in chosen.items():
+        if chain not in deleted.heads or chain in deleted.broken:
+            continue
+        older = marks.pop(chain).named if chain in marks else ()
+        ends = {head for head in named.get(chain, ()) if head in deleted.hashes[chain] or head in older}
+        marks[chain] = PrunedChain(file, deleted.numbers[chain], deleted.heads[chain], tuple(sorted(ends)))
+    needed = sorted(marks, key=lambda chain: chain in kept or chain in named)  # a stable sort: of the others the newest are kept
+    return {chain: marks[chain] for chain in needed[-MARKS_MAX:]}

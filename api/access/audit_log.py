@@ -10,7 +10,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,12 +23,25 @@ from holdfast.api.access.audit import (
     FileReady,
     Noted,
     RefusalWindow,
+    StoredFile,
+    choose_pruned,
     in_order,
+    mark_pruned,
 )
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import AUDIT_FOLDER, parse_audit_path
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, Flow, ListFiles, PutIfAbsent, ReadFile, Storage, run_flow
+from holdfast.statebackends.storage.port import (
+    DeleteFile,
+    DescribeFiles,
+    FileFacts,
+    Flow,
+    ListFiles,
+    PutIfAbsent,
+    ReadFile,
+    Storage,
+    run_flow,
+)
 
 log = logging.getLogger("holdfast.audit")
 
@@ -38,6 +51,8 @@ CHAINS_NAMED_MAX = 100
 """Newest other chains whose ends a first line names."""
 NOTED_MAX = 1_000
 """Requests that wait until the ends of other chains are known."""
+PRUNE_EVERY_S = 600.0
+"""Time between two looks at how large the log is."""
 FILE_BYTES_MAX = 1024 * 1024
 """Of a file that is read: what is larger was written by nobody here."""
 
@@ -58,6 +73,8 @@ class AuditLog:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_failing = False
+        self._looked_s = -PRUNE_EVERY_S
+        """When the size of the log was last looked at."""
 
     def note(self, noted: Noted) -> None:
         """Record a request; in storage a second later."""
@@ -102,6 +119,8 @@ class AuditLog:
             try:
                 storage = storage or open_storage(self._location)
                 self._write(storage, is_last=is_last)
+                if not is_last:
+                    self._prune(storage)
                 self._is_failing = False
             except Exception as error:  # whatever it is, later lines are tried again: nothing else starts this thread anew
                 if not self._is_failing:
@@ -121,6 +140,39 @@ class AuditLog:
                 assert self._recorder is not None
                 self._recorder.written()
 
+    def _prune(self, storage: Storage) -> None:
+        """Delete the oldest files of a log that has grown too large: behind the line that says so."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < PRUNE_EVERY_S:
+            return
+        self._looked_s = now_s
+        assert self._recorder is not None
+        facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
+        chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in facts], self._recorder.chain)
+        paths = in_order([each.path for each in facts])
+        gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
+        if not gone:
+            return
+        left = [path for path in paths if path not in set(gone)]
+        deleted, named = AuditVerifier(), _named_ends(left, storage)
+        for path in gone:
+            content = run_flow(_read(path), storage)
+            if not content:
+                return  # another coordinator deletes them at the moment
+            for _ in deleted.add(path, content):
+                pass
+        if deleted.broken:
+            log.warning("chains %s of the audit log were changed: nothing of them is deleted", ", ".join(sorted(deleted.broken)))
+        with self._lock:
+            marks = mark_pruned(chosen, deleted, named, {parse_audit_path(path)[0] for path in left})
+            self._recorder.prune(marks, now_ms=_now_ms(), wall_ms=_wall_ms())
+        self._write(storage, is_last=True)
+        for path in gone:
+            chain, number = parse_audit_path(path)
+            if chain not in deleted.broken and (chain not in marks or number < marks[chain].file):
+                storage.execute(DeleteFile(path))
+        log.info("the audit log was too large: its oldest %d files are deleted", len(gone))
+
     def _begin(self, heads: Mapping[str, str]) -> None:
         with self._lock:
             began_ms = self._noted[0][1] if self._noted else _wall_ms()
@@ -135,6 +187,17 @@ class AuditLog:
         with self._lock:
             assert self._recorder is not None
             return self._recorder.take(now_ms=_now_ms(), wall_ms=_wall_ms(), force=is_last)
+
+
+def _named_ends(paths: Sequence[str], storage: Storage) -> dict[str, list[str]]:
+    """Chain -> its ends that the first lines of some files name."""
+    named: dict[str, list[str]] = {}
+    for path in paths:
+        if parse_audit_path(path)[1] == 0:
+            for line in AuditVerifier().add(path, run_flow(_read(path), storage)):
+                for chain, head in line.heads.items():
+                    named.setdefault(chain, []).append(head)
+    return named
 
 
 def _create(ready: FileReady) -> Flow[None]:

@@ -4,6 +4,7 @@ A request that no rule names is for administrators alone: a new route is closed 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -222,6 +223,8 @@ class _Rule:
     is_job_in_body: bool
 
     def matches(self, segments: tuple[str, ...]) -> bool:
+        if self.segments[-1][:1] != "{" and self.segments[-1] != segments[-1]:
+            return False  # most rules of a length differ in their ends
         pairs = zip(self.segments, segments, strict=True)
         return all(theirs != "" if mine[:1] == "{" else mine == theirs for mine, theirs in pairs)
 
@@ -241,11 +244,14 @@ _DIALECT = frozenset(path.split("/")[1] for _, path, _ in _RULES)
 """First segments of paths that routes have: no file of Flink's UI begins so."""
 
 
+_PLAIN = re.compile(r"/[^\x00-\x1f\x7f]*")
+
+
 def is_plain(path: str) -> bool:
     """Whether a decoded path begins with a slash and is free of control characters. A request may name any text in place of a path.
     Routes are regular expressions, whose `$` also matches in front of a line break at the end: such a path would be one for the
     table and another one for the router."""
-    return path.startswith("/") and not any(character < " " or character == "\x7f" for character in path)
+    return _PLAIN.fullmatch(path) is not None
 
 
 def classify(method: str, path: str) -> Classified | None:

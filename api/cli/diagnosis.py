@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.api.cli import console
-from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SafeView, SettingChange, Verdict
+from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SafeView, SettingChange, SourceCut, Verdict
 
 SOURCES_PRINTED_MAX = 5
+POSITIONS_PRINTED_MAX = 4
+POSITIONS_WAIT_S = 1.0
+"""How long the positions of sources are waited for: they are read from the snapshot because somebody asks."""
+
+
+def ask_health(ask: Callable[[], HealthView]) -> HealthView:
+    """Health, with positions of sources if they come soon."""
+    deadline_s = time.monotonic() + POSITIONS_WAIT_S
+    view = ask()
+    while view.resume.positions_of < 0 <= view.resume.checkpoint_id and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        view = ask()
+    return view
 
 
 def show_health(view: HealthView, *, as_json: bool) -> int:
@@ -57,10 +73,21 @@ def _resume(view: HealthView) -> str:
     if resume.location:
         text += f"; {resume.location}"
     if resume.sources:
-        shown = ", ".join(f"{each.uid} at record {each.records:,}" for each in resume.sources[:SOURCES_PRINTED_MAX])
+        shown = ", ".join(map(_source, resume.sources[:SOURCES_PRINTED_MAX]))
         more = len(resume.sources) - SOURCES_PRINTED_MAX
         text += f"; sources: {shown}" + (f" and {more} more" if more > 0 else "")
+        if 0 <= resume.positions_of < resume.checkpoint_id and any(each.positions for each in resume.sources):
+            text += f" (positions of checkpoint {resume.positions_of}; those of {resume.checkpoint_id} are being read)"
     return text
+
+
+def _source(source: SourceCut) -> str:
+    """Where its state says that it goes on; without that, how much it had read."""
+    if not source.positions:
+        return f"{source.uid} at record {source.records:,}" if source.records >= 0 else f"{source.uid} at its beginning"
+    more = source.splits - len(source.positions[:POSITIONS_PRINTED_MAX])
+    shown = ", ".join(source.positions[:POSITIONS_PRINTED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+    return f"{source.uid} ({shown})"
 
 
 def show_explanation(view: Explanation, *, as_json: bool) -> None:

@@ -8,10 +8,28 @@ from pathlib import Path
 import msgspec
 
 from holdfast.api.cli import console
+from holdfast.api.client import RestClient
 from holdfast.api.snapshots.forgetting import Certificate, forget
 from holdfast.statebackends.errors import InvalidConfigError
 
 KEY_BYTES_MAX = 65_536
+
+
+def run_forget_at(
+    client: RestClient,
+    job_id: str,
+    state: tuple[str, str],
+    key: tuple[str | None, Path | None],
+    to: str,
+    certificate: Path | None,
+    *,
+    keep_history: bool,
+    as_json: bool,
+) -> bool:
+    """As `run_forget`, by the job's coordinator: of a running job, too."""
+    _check_place(certificate)
+    document = client.forget(job_id, [state], read_key(*key), to=to, keep_history=keep_history)
+    return _shown(msgspec.convert(document, Certificate), certificate, as_json=as_json)
 
 
 def run_forget(
@@ -28,11 +46,19 @@ def run_forget(
 ) -> bool:
     """Forget, and show the certificate; returns whether it is complete. `key`: itself, or its file. `others`: further savepoints,
     and local directories."""
-    if certificate is not None and not certificate.absolute().parent.is_dir():
-        raise InvalidConfigError(f"{certificate.parent} is no folder: the certificate can't be written", setting="certificate")
+    _check_place(certificate)
     found = forget(
         directory, job_id, [state], read_key(*key), to=to, snapshots=others[0], local=others[1], keep_history=keep_history
     )
+    return _shown(found, certificate, as_json=as_json)
+
+
+def _check_place(certificate: Path | None) -> None:
+    if certificate is not None and not certificate.absolute().parent.is_dir():
+        raise InvalidConfigError(f"{certificate.parent} is no folder: the certificate can't be written", setting="certificate")
+
+
+def _shown(found: Certificate, certificate: Path | None, *, as_json: bool) -> bool:
     document = msgspec.to_builtins(found)
     if certificate is not None:
         certificate.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
@@ -58,9 +84,12 @@ def read_key(key: str | None, file: Path | None) -> str:
 
 
 def _show(found: Certificate) -> None:
+    if found.erased_at:
+        console.show_line(f"erased at      the barrier of checkpoint {found.erased_at}")
     erased = ", ".join(f"{name} {rows:,}" for name, rows in sorted(found.erased_rows.items())) or "none"
     console.show_line(f"restore from   {found.result or '-'}")
-    console.show_line(f"rows erased    {erased}")
+    if not found.erased_at:
+        console.show_line(f"rows erased    {erased}")
     console.show_line(f"deleted        {len(found.deleted)} snapshots")
     records = ", ".join(f"{count:,} files of {folder.rpartition('/')[2]}" for folder, count in sorted(found.erased_records.items()))
     console.show_line(f"records        {records} deleted")

@@ -492,7 +492,8 @@ def status(
     answers for the job."""
     with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
         client = connect(url, token_file, state_dir, ca)
-        code = diagnosis.show_health(client.health(resolve_job(client, job)), as_json=as_json)
+        job_id = resolve_job(client, job)
+        code = diagnosis.show_health(diagnosis.ask_health(lambda: client.health(job_id)), as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -896,7 +897,9 @@ def forget(
         tuple[str, str],
         typer.Option("--state", metavar="UID NAME", help="Operator and state; * for all keyed states and timers of the operator."),
     ],
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory for the savepoint without the key; a path or a URL.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="DIR", help="Of a stopped job: where the savepoint without the key goes, a path or URL.")
+    ] = "",
     key: Annotated[
         str | None, typer.Option("--key", metavar="K", help="The key. Other users of this machine can see it; see --key-file.")
     ] = None,
@@ -911,18 +914,33 @@ def forget(
         bool, typer.Option("--keep-history", help="Keep the job's history, which may quote the key: the certificate is incomplete.")
     ] = False,
     certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="Write the certificate there.")] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Forget a key of a stopped job: write a savepoint without it, then delete every other snapshot of the job that may hold it,
-    its history and the outcomes of its drills.
+    """Forget a key of a job. With --url its coordinator does it: a running job loses the key at the barrier of a checkpoint. With
+    --state-dir, of a stopped job: write a savepoint without it. Then delete every other snapshot of the job that may hold it, its
+    history and the outcomes of its drills.
 
     Prints where to restore from, and what is not covered. The same command goes on after a crash. Exit code 1: some was kept."""
-    from holdfast.api.cli.forgetting import run_forget
+    from holdfast.api.cli.forgetting import run_forget, run_forget_at
 
+    if url is not None:
+        if snapshot or local:
+            raise InvalidConfigError("--snapshot and --local are for a stopped job, by --state-dir", setting="url")
+        client = connect(url, token_file, state_dir, ca)
+        how = {"keep_history": keep_history, "as_json": as_json}
+        if not run_forget_at(client, resolve_job(client, job), state, (key, key_file), to, certificate, **how):
+            raise typer.Exit(console.EXIT_FAILED)
+        return
     directory = named_state_directory(os.environ, url=None, state_dir=state_dir)
     if directory is None:
-        raise InvalidConfigError("a key is forgotten in a state directory: give --state-dir", setting="state_dir")
+        message = "a key is forgotten in a state directory: give --state-dir, or --url for a running job"
+        raise InvalidConfigError(message, setting="state_dir")
+    if not to:
+        raise InvalidConfigError("a stopped job needs a directory for the savepoint without the key: give --to", setting="to")
     job_id = job if is_job_id(job) else derive_job_id(job)
     others = (snapshot, local)
     keeping = {"keep_history": keep_history, "as_json": as_json}
@@ -981,6 +999,8 @@ def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
             console.show_line(f"{problem.path}:{problem.line}: {problem.problem}")
         verdict = "whole" if report.is_whole else f"{len(report.problems)} problems"
         console.show_line(f"{verdict}: {report.lines:,} lines in {report.files:,} files of {report.chains:,} chains")
+        if report.pruned:
+            console.show_line(f"{report.pruned:,} older lines were deleted to make room, as `pruned` lines say")
     if not report.is_whole:
         raise typer.Exit(console.EXIT_FAILED)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.api.flink import render_checkpoints, render_jobs
 from holdfast.api.routes.history import history_query
-from holdfast.coordinator.dispatcher.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
+from holdfast.coordinator.dispatcher.reading.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job

@@ -48,6 +48,11 @@ class BasicAsBearer:
         await self._app(scope, receive, _challenging(send) if scope["path"].startswith(BROWSER_PATHS) else send)
 
 
+def is_password(authorization: bytes) -> bool:
+    """Whether a header names Basic authentication, whatever follows."""
+    return authorization.partition(b" ")[0].lower() == b"basic"
+
+
 def check_same_origin(scope: Scope) -> None:
     """Raise ForeignOriginError for a change by GET that a page elsewhere may have made a browser ask for: one without a bearer
     token of its own, unless the browser says that a page of this service asks."""
@@ -67,10 +72,9 @@ def _challenging(send: Send) -> Send:
 
 def _password(authorization: bytes) -> bytes | None:
     """Of Basic authentication, with any user's name; None for what is none."""
-    scheme, _, told = authorization.partition(b" ")
-    if scheme.lower() != b"basic":
+    if not is_password(authorization):
         return None
     try:
-        return base64.b64decode(told.strip(), validate=True).partition(b":")[2]
+        return base64.b64decode(authorization.partition(b" ")[2].strip(), validate=True).partition(b":")[2]
     except binascii.Error:
         return None

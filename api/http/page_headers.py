@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.ui.files import CONTENT_SECURITY_POLICY, PREFIX
 
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+API_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in _ALWAYS.items())
+"""What every answer that is no page's says, as ASGI has headers."""
 _OF_PAGES = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Referrer-Policy": "same-origin",

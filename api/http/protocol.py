@@ -33,6 +33,7 @@ from holdfast.api.http.connection_budget import (
     SendingResumed,
     SendingStopped,
 )
+from holdfast.api.http.joining import JoinedTransport
 
 log = logging.getLogger("holdfast.api")
 
@@ -172,6 +173,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = JoinedTransport(transport, self.loop)
         self.is_made = True
         if self.number:
             self.guard.adopt(self)
@@ -187,6 +189,8 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._has_answered = True
+        if isinstance(self.transport, JoinedTransport):
+            self.transport.flush()
         super().on_response_complete()
         self._check_phase()
 

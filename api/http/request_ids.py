@@ -16,6 +16,12 @@ HEADER = b"x-request-id"
 _FIT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
+def named(scope: Scope) -> bytes:
+    """The id of a request: its caller's own, if that is fit, or a new one."""
+    given = next((value for key, value in scope["headers"] if key == HEADER), b"")
+    return given if _FIT.fullmatch(given) else secrets.token_hex(8).encode()
+
+
 class NameRequests:
     """The outermost middleware: whatever refuses a request does so under its id."""
 
@@ -26,16 +32,15 @@ class NameRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for key, value in scope["headers"] if key == HEADER), b"")
-        name = given if _FIT.fullmatch(given) else secrets.token_hex(8).encode()
+        name = named(scope)
 
-        async def named(message: Message) -> None:
+        async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), (HEADER, name)]}
             await send(message)
 
         token = REQUEST_ID.set(name.decode())
         try:
-            await self._app(scope, receive, named)
+            await self._app(scope, receive, tell)
         finally:
             REQUEST_ID.reset(token)

@@ -42,7 +42,7 @@ STOP_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
-SILENT_AFTER = 10
+SILENT_AFTER = 3
 """Times `takeover_after_ms` without another sign of life after which a member is shown as gone, and no worker is told of it."""
 
 
@@ -98,6 +98,8 @@ class Membership:
         self._service: Coordinator | None = None
         self._leading = 0
         """Epoch whose service is open or being opened; 0: none."""
+        self._closing: threading.Thread | None = None
+        """Closes the service that this member led when it was cut off from storage."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-election", daemon=True)
 
@@ -120,9 +122,11 @@ class Membership:
         return self._election.active
 
     def urls(self) -> tuple[str, ...]:
-        """Where the members listen, this one first; those that left, or gave no sign for long, are left out."""
-        others = [each.sign.url for each in self.members() if not each.is_this and not each.is_gone]
-        return tuple(dict.fromkeys([self.url, *others]))
+        """Where the members listen, this one first, then those that give signs of life as they should; those that left, or gave no
+        sign for long, are left out."""
+        others = [each for each in self.members() if not each.is_this and not each.is_gone]
+        others.sort(key=lambda each: each.seen_ms > self._config.takeover_after_ms)
+        return tuple(dict.fromkeys([self.url, *(each.sign.url for each in others)]))
 
     def members(self) -> list[KnownMember]:
         """Every member of which there is a sign, the active one first."""
@@ -137,7 +141,7 @@ class Membership:
 
     def _known(self, sign: SignOfLife, active: ActiveRecord | None, seen_ms: int) -> KnownMember:
         is_this = sign.member == self.member
-        is_active = active is not None and sign.member == active.member and not sign.is_leaving
+        is_active = active is not None and sign.member == active.member and not sign.is_leaving and sign.gave_up < active.epoch
         is_gone = sign.is_leaving or seen_ms > SILENT_AFTER * self._config.takeover_after_ms
         return KnownMember(sign, is_active and (not is_this or self.is_active), is_this, is_gone, seen_ms)
 
@@ -211,7 +215,7 @@ class Membership:
             case on.Lead():
                 self._lead(action.epoch)
             case on.StopLeading():
-                self._stop_leading(action.epoch)
+                self._stop_leading(action.epoch, is_cut_off=action.is_cut_off)
             case on.GiveSign():
                 self._give_sign(action)
             case on.ReleaseLock():
@@ -261,14 +265,16 @@ class Membership:
     def _give_sign(self, action: on.GiveSign) -> None:
         """The last one is waited for, within STOP_TIMEOUT_S: others read in it that they may lead."""
         self._beat += 1
-        sign = self._sign(action.epoch, is_leaving=action.is_leaving)
+        sign = self._sign(action.epoch, is_leaving=action.is_leaving, gave_up=action.gave_up)
 
         def store() -> None:
+            is_stored = False
             try:
                 self._perform_flow(give_sign(sign))
+                is_stored = True
             except Exception as error:
                 log.warning("no sign of life could be given: %s: %s", type(error).__name__, error)
-            self._inbox.put(on.SignGiven())
+            self._inbox.put(on.SignGiven(is_stored))
 
         stored = self._signs.submit(store)
         if action.is_leaving:
@@ -277,7 +283,7 @@ class Membership:
             except TimeoutError:
                 log.warning("the others are not told that this member leaves: storage does not answer")
 
-    def _sign(self, epoch: int, *, is_leaving: bool) -> SignOfLife:
+    def _sign(self, epoch: int, *, is_leaving: bool, gave_up: int = 0) -> SignOfLife:
         return SignOfLife(
             self.member,
             max(1, self._beat),
@@ -290,6 +296,7 @@ class Membership:
             pid=os.getpid(),
             lock_problem=self.lock_problem,
             created_ms=time.time_ns() // 1_000_000,
+            gave_up=gave_up,
         )
 
     # ---------------------------------------------------------------------------------------------------------- leading
@@ -302,6 +309,8 @@ class Membership:
         threading.Thread(target=self._open, args=(epoch,), name=f"holdfast-lead-{epoch}", daemon=True).start()
 
     def _open(self, epoch: int) -> None:
+        if self._closing is not None:
+            self._closing.join()  # what this member led before it was cut off
         while self._leading == epoch and not self._stopped.is_set():
             try:
                 service = self._open_service()
@@ -323,12 +332,18 @@ class Membership:
         except HoldfastError as error:
             log.warning("the address of the active member is not written down: %s", error)
 
-    def _stop_leading(self, epoch: int) -> None:
+    def _stop_leading(self, epoch: int, *, is_cut_off: bool = False) -> None:
         with self._guard:
             self._leading = 0
             service, self._service = self._service, None
-        log.warning("this member is not the active one any more (epoch %d)", epoch)
-        if service is not None:
+        why = ": it could not store a sign of life for long" if is_cut_off else ""
+        log.warning("this member is not the active one any more (epoch %d)%s", epoch, why)
+        if service is None:
+            return
+        if is_cut_off:  # threads of the service may hang in storage, and the election must not
+            self._closing = threading.Thread(target=service.close, name=f"holdfast-close-{epoch}", daemon=True)
+            self._closing.start()
+        else:
             service.close()
 
 

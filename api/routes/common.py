@@ -83,6 +83,11 @@ def answer(record: msgspec.Struct, status: int = 200) -> Response:
     return Response(codec.encode(record), status_code=status, media_type="application/json")
 
 
+def encoded(model: schemas.Record) -> Response:
+    """Response with an answer that pydantic describes, for routes that FastAPI does not serve."""
+    return Response(model.model_dump_json(), media_type="application/json")
+
+
 Record = TypeVar("Record", bound=msgspec.Struct)
 Model = TypeVar("Model", bound=RequestBody)
 

@@ -22,7 +22,7 @@ from holdfast.api.http.basic import check_same_origin
 from holdfast.api.http.origin import header_of, session_text
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes.common import BodyLimits, held_body
-from holdfast.api.routes.members import OWN_PATHS
+from holdfast.api.routes.service.members import OWN_PATHS
 from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
 
 log = logging.getLogger("holdfast.members")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, JobId, Service, answer, describe_answer
+from holdfast.api.routes.threads import StorageReaders
 from holdfast.coordinator.history.failures import FAILURE_KINDS, FailurePage, derive_failures, page_of
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
@@ -19,9 +19,6 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
 PAGE_DEFAULT = 100
 TEXT_CHARS_MAX = 256
-READERS_MAX = 2
-"""Pages that are read at one time, by threads of their own; others wait. A page may take storage long, and the threads that all
-requests share open the streams of workers, too."""
 
 
 class HistoryRecord(schemas.Record):
@@ -98,7 +95,8 @@ async def history(
 ) -> Response:
     """What happened to a job, oldest first. A record is there five seconds after it was made, as a rule."""
     query = history_query(after, kinds, limit, newest=newest, before=before)
-    return await to_thread.run_sync(_page, service, job_id, query, limiter=request.app.state.history_readers)
+    readers: StorageReaders = request.app.state.readers
+    return await readers.run(_page, service, job_id, query)
 
 
 def _page(service: Coordinator, job_id: str, query: HistoryQuery) -> Response:
@@ -116,7 +114,8 @@ async def failures(
     """Failures of a job, newest first, each with the attempt behind it, the checkpoint that this was restored from, and the first
     record after it. From the job's history, a few seconds behind."""
     query = HistoryQuery(None, FAILURE_KINDS, 3 * limit, newest=True, before=parse_position(before, "before"))
-    return await to_thread.run_sync(_failures, service, job_id, query, limit, limiter=request.app.state.history_readers)
+    readers: StorageReaders = request.app.state.readers
+    return await readers.run(_failures, service, job_id, query, limit)
 
 
 def _failures(service: Coordinator, job_id: str, query: HistoryQuery, limit: int) -> Response:

@@ -143,13 +143,13 @@ def settings(service: Service, job_id: JobId) -> JobSettings:
 
 
 @router.patch("/jobs/{jobid}/checkpoints/config", openapi_extra=describe_model(SettingsChange))
-def change_settings(
+async def change_settings(
     request: Request, service: Service, job_id: JobId, body: Annotated[SettingsChange, Depends(body_of(SettingsChange))]
 ) -> JobSettings:
     """Change settings of a running job, for the checkpoints that are triggered from now on, until its next submission. Answered
     once the change is durable; repeatable."""
     changes = body.model_extra or {}
-    found = _settings(service.change_settings(job_id, changes))
+    found = _settings(await request.app.state.commands.run(service.change_settings, job_id, changes))
     request.scope[SUBJECT] = ", ".join(f"{name}={value}" for name, value in changes.items())
     return found
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import AnswerView
 from holdfast.statebackends.errors import HoldfastError, WorkerSilentError

@@ -1,7 +1,8 @@
 """The worker protocol: register, command stream, acknowledgements, task states, heartbeats.
 
 Bodies are the frozen records of barriers.messages, decoded by msgspec: an acknowledgement may carry megabytes. A caller whose
-request the job accepted counts as a worker from then on, and its connection is not closed to make room."""
+request the job accepted counts as a worker from then on, and its connection is not closed to make room. What workers post again and
+again is described here, and served by `reports.py`, which calls the same functions."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from holdfast.api.routes.common import (
     answer,
     describe_answer,
     describe_record,
+    encoded,
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
@@ -200,7 +202,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     _check_submission(request, message.submission)
     try:
         async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
-            registered = await asyncio.wrap_future(service.register_async(message))
+            registered = await request.app.state.outcomes.of(service.register_async(message))
     except TimeoutError as error:
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
@@ -241,40 +243,40 @@ async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) ->
     """Acknowledgements and declines, answered item by item."""
     batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
-    answers = await asyncio.wrap_future(service.acks_async(job_id, batch))
+    answers = await request.app.state.outcomes.of(service.acks_async(job_id, batch))
     prove(request.scope, CallerKind.WORKER)
     request.app.state.http_metrics.count_answers(answers.answers)
     return answer(answers)
 
 
-@router.post("/{slot}/states", openapi_extra=describe_record(StatusBatch))
-async def states(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+@router.post("/{slot}/states", response_model=schemas.Empty, openapi_extra=describe_record(StatusBatch))
+async def states(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
     """States of a worker's subtasks."""
     batch = await read_record(request, StatusBatch, REPORT)
     _match("slot", batch.slot, slot)
-    await asyncio.wrap_future(service.states_async(job_id, batch))
+    await request.app.state.outcomes.of(service.states_async(job_id, batch))
     prove(request.scope, CallerKind.WORKER)
-    return schemas.Empty()
+    return encoded(schemas.Empty())
 
 
-@router.post("/{slot}/heartbeat", openapi_extra=describe_record(Heartbeat))
-async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> LeaderEpoch:
+@router.post("/{slot}/heartbeat", response_model=LeaderEpoch, openapi_extra=describe_record(Heartbeat))
+async def heartbeat(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
     """Heartbeat of a worker, with its counters."""
     message = await read_record(request, Heartbeat, REPORT)
     _match("slot", message.slot, slot)
-    epoch = await asyncio.wrap_future(service.heartbeat_async(job_id, message))
+    epoch = await request.app.state.outcomes.of(service.heartbeat_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
-    return LeaderEpoch(epoch=epoch, members=list(_members(request)))
+    return encoded(LeaderEpoch(epoch=epoch, members=list(_members(request))))
 
 
-@router.post("/{slot}/answers", openapi_extra=describe_record(WorkerAnswer))
-async def answers(request: Request, service: Service, job_id: JobId, slot: Slot) -> schemas.Empty:
+@router.post("/{slot}/answers", response_model=schemas.Empty, openapi_extra=describe_record(WorkerAnswer))
+async def answers(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
     """What a worker says to a question that came with its command stream."""
     message = await read_record(request, WorkerAnswer, WORKER_ANSWER)
     _match("slot", message.slot, slot)
-    await asyncio.wrap_future(service.answer_async(job_id, message))
+    await request.app.state.outcomes.of(service.answer_async(job_id, message))
     prove(request.scope, CallerKind.WORKER)
-    return schemas.Empty()
+    return encoded(schemas.Empty())
 
 
 def _check_submission(request: Request, submission: int) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,35 +34,22 @@ from holdfast.api.events.webhooks import Webhooks
 from holdfast.api.flink.web_interface import WebInterface
 from holdfast.api.http.auth import CALLER, OPEN_PATHS, CheckAccess
 from holdfast.api.http.basic import BasicAsBearer
+from holdfast.api.http.outcomes import Outcomes
 from holdfast.api.http.page_headers import PageHeaders
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
+from holdfast.api.http.turns import LookInTurn
 from holdfast.api.members.membership import Membership
-from holdfast.api.routes import (
-    audit,
-    cost,
-    dashboard,
-    diagnosis,
-    drills,
-    events,
-    forgetting,
-    health,
-    history,
-    jobs,
-    labels,
-    members,
-    series,
-    sessions,
-    snapshots,
-    tokens,
-    web,
-    workers,
-)
+from holdfast.api.routes import diagnosis, history, jobs, series, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.forwarded import ForwardToActive
-from holdfast.api.routes.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.lifecycle import cost, drills, forgetting, labels, snapshots
+from holdfast.api.routes.reports import Reports
+from holdfast.api.routes.service import audit, dashboard, events, health, members, sessions, tokens, web
+from holdfast.api.routes.service.metrics import MeasureRequests, make_registry
+from holdfast.api.routes.threads import CommandThreads, StorageReaders
 from holdfast.api.routes.viewed import NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
@@ -119,12 +107,23 @@ _RECORDS = (
 """Roots of the worker protocol, for OpenAPI's components."""
 
 
+class RestApp(FastAPI):
+    """The service as an ASGI application: what workers post again and again does not pass through FastAPI."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reports: Reports = self.state.reports
+        if reports.takes(scope):
+            await reports(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def create_app(
     service: Coordinator, settings: ServerSettings, guard: ConnectionGuard, membership: Membership | None = None
 ) -> FastAPI:
     """The REST service of one coordinator. `service` is neither started nor closed here; `guard` is the server's own. `membership`:
     of a coordinator that is one of several; while it stands by, it passes people's requests on."""
-    app = FastAPI(
+    app = RestApp(
         title="Holdfast",
         version=VERSION,
         description="Coordinator of checkpoints: Flink's monitoring dialect, and the protocol of drivers and workers.",
@@ -135,6 +134,7 @@ def create_app(
     _open_parts(app, service, settings, guard, membership)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))
     _add_middleware(app, settings, membership)
+    app.state.reports = Reports(app, check=_access_check(app, settings), metrics=app.state.http_metrics, refuse=_typed_error)
     app.add_exception_handler(HoldfastError, _typed_error)
     app.add_exception_handler(NotModifiedError, not_modified)
     app.add_exception_handler(RequestValidationError, _invalid_request)
@@ -151,11 +151,14 @@ def _open_parts(
     app.state.settings = settings
     app.state.authenticator = Authenticator(settings.location, settings.token)
     app.state.audit = AuditLog(settings.location)
+    app.state.requests = RequestBudget()
+    app.state.outcomes = Outcomes()
     app.state.bodies = guard.bodies
     app.state.membership = membership
     app.state.decoding = ThreadPoolExecutor(1, "holdfast-decoding")
     app.state.describing = asyncio.Lock()
-    app.state.history_readers = CapacityLimiter(history.READERS_MAX)
+    app.state.readers = StorageReaders()
+    app.state.commands = CommandThreads()
     app.state.worker_threads = CapacityLimiter(WORKER_THREADS)
     app.state.submit_threads = CapacityLimiter(SUBMIT_THREADS)
     app.state.events = EventStreams()
@@ -177,19 +180,24 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membersh
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
-    open_paths = OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS
-    app.add_middleware(
-        CheckAccess,
-        authenticator=app.state.authenticator,
-        audit=app.state.audit,
-        requests=RequestBudget(),
-        per_s=settings.requests_per_s_max,
-        open_paths=open_paths,
-    )
+    app.add_middleware(LookInTurn)
+    app.add_middleware(_access_check(app, settings))
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(PageHeaders)
     app.add_middleware(MeasureRequests, metrics=app.state.http_metrics)
     app.add_middleware(NameRequests)
+
+
+def _access_check(app: FastAPI, settings: ServerSettings) -> Callable[[ASGIApp], CheckAccess]:
+    """The check of access in front of an application; all share one budget of requests."""
+    return functools.partial(
+        CheckAccess,
+        authenticator=app.state.authenticator,
+        audit=app.state.audit,
+        requests=app.state.requests,
+        per_s=settings.requests_per_s_max,
+        open_paths=OPEN_PATHS if settings.flink_ui is None else OPEN_PATHS | web.OPEN_PATHS,
+    )
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
 from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.api.server.member import standing_by
+from holdfast.api.server.pauses import HeapSettler
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
 from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
@@ -99,6 +100,7 @@ def serve(
     with _logging(settings, embedded=False), _leading(settings, open_service) as led:
 
         def started() -> None:
+            HeapSettler().begin()
             led.service.lead()
             led.announce(settings)
             announce(_welcome(settings, led.url, as_json=as_json))
@@ -113,6 +115,7 @@ def _serve_member(
     with _logging(settings, embedded=False), standing_by(settings, open_service) as member:
 
         def started() -> None:
+            HeapSettler().begin()
             member.service.lead()
             announce(_welcome(settings, member.url, as_json=as_json))
 

@@ -30,6 +30,8 @@ class ForgetRequest(msgspec.Struct, frozen=True):
     keep_history: bool
     seconds_max: int
     """Of processor time; the parent bounds the time that passes."""
+    checkpoint_id: int = 0
+    """Of a running job: the checkpoint at whose barrier the key left it; 0: the job has ended."""
 
     def __repr__(self) -> str:
         return f"ForgetRequest({self.job_id})"  # an error's text may show it
@@ -53,16 +55,14 @@ def main() -> None:
 
 def _forget(request: ForgetRequest) -> ForgetAnswer:
     from holdfast.api.snapshots.forgetting import forget  # within the bounds
+    from holdfast.api.snapshots.forgetting_running import forget_running
 
+    what = (request.state_dir, request.job_id, request.states, request.key)
     try:
-        found = forget(
-            request.state_dir,
-            request.job_id,
-            request.states,
-            request.key,
-            to=request.to,
-            keep_history=request.keep_history,
-        )
+        if request.checkpoint_id:
+            found = forget_running(*what, request.checkpoint_id, keep_history=request.keep_history)
+        else:
+            found = forget(*what, to=request.to, keep_history=request.keep_history)
     except HoldfastError as error:
         return ForgetAnswer(error=error.message, error_kind=type(error).__name__)
     except MemoryError:

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -40,9 +40,9 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import JobPaths, parse_label_name
 from holdfast.statebackends.local_recovery.copies import delete_copies
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
 from holdfast.statebackends.state_processor.erase import (
-    KeyOf,
     chosen_states,
     count_rows,
     erase_key,
@@ -91,6 +91,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     holdfast: str = VERSION
     is_complete: bool
     """Nothing of the job that this call reached holds the key in these states."""
+    erased_at: int = 0
+    """Id of the checkpoint at whose barrier the key left the running job: what comes behind it is not covered. 0: the job had
+    ended."""
     result: str
     """Location of the snapshot to restore from; empty: the job has none."""
     erased_rows: dict[str, int]
@@ -131,7 +134,12 @@ def forget(
         raise InvalidConfigError(f"1..{STATES_MAX} states can be named, not {len(states)}", setting="state")
     root = absolute_location(state_dir)
     wanted, directory = tuple(dict.fromkeys(states)), absolute_location(to).rstrip("/")
-    work = _Forgetting(root, job_id, wanted, key, directory, tuple(snapshots), tuple(local), keep_history=keep_history)
+    work = ForgetCall(root, job_id, wanted, key, directory, tuple(snapshots), tuple(local), keep_history=keep_history)
+    return audited(root, work)
+
+
+def audited(root: str, work: ForgetCall) -> Certificate:
+    """Do it, with a line of the audit log when it begins and when it ends."""
     audit = AuditLog(root)
     try:
         certificate = work.run(lambda: audit.note(work.noted("begun", 202)))
@@ -141,7 +149,7 @@ def forget(
     return certificate
 
 
-class _Forgetting:
+class ForgetCall:
     """One call. Steps: look, write the result, read it back, delete, look again."""
 
     def __init__(
@@ -171,6 +179,8 @@ class _Forgetting:
         self._deleted: list[str] = []
         self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
+        self._erased_at = 0
+        self._not_covered: Mapping[str, str] = NOT_COVERED
 
     @property
     def key_hash(self) -> str:
@@ -408,7 +418,8 @@ class _Forgetting:
             verified=verified,
             remaining=tuple(sorted(remaining)),
             kept=self._kept,
-            not_covered={**NOT_COVERED, **_foreign_bases(job)},
+            erased_at=self._erased_at,
+            not_covered={**self._not_covered, **_foreign_bases(job)},
         )
 
 

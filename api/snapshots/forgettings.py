@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 
 from holdfast.api.snapshots.forget_process import ForgetAnswer, ForgetRequest
+from holdfast.api.snapshots.live_erasure import LiveErasure
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
-from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.errors import HoldfastError, StorageUnavailableError
 
 SECONDS_MAX = 24 * 3_600
 """A forgetting that takes longer is ended."""
@@ -59,17 +60,20 @@ class Forgettings:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_running = self._is_closed = False
 
-    def begin(self, request: ForgetRequest, forget_id: str, now_ms: int) -> Forgetting:
-        """Begin it; `now_ms`: wall clock. Raises StorageUnavailableError while another one runs."""
+    def begin(
+        self, request: ForgetRequest, forget_id: str, now_ms: int, erasure: LiveErasure | None = None
+    ) -> Forgetting:
+        """Begin it; `now_ms`: wall clock. `erasure`: of a running job, which comes first. Raises StorageUnavailableError while
+        another one runs."""
         begun = Forgetting(forget_id, request.job_id, now_ms)
-        content = msgspec.json.encode(msgspec.structs.replace(request, seconds_max=max(1, int(self._seconds_max))))
+        wanted = msgspec.structs.replace(request, seconds_max=max(1, int(self._seconds_max)))
         with self._lock:
             if self._is_running or self._is_closed:
                 raise StorageUnavailableError("a key is being forgotten: one at a time; ask again later", job=request.job_id)
             self._is_running = True
             self._known.appendleft(begun)
         try:
-            threading.Thread(target=self._run, args=(begun, content), name=f"forget-{forget_id[:8]}", daemon=True).start()
+            threading.Thread(target=self._run, args=(begun, wanted, erasure), name=f"forget-{forget_id[:8]}", daemon=True).start()
         except RuntimeError as error:  # the system has no more threads
             self._end(begun, ForgetAnswer(error=str(error), error_kind="RuntimeError"))
             raise StorageUnavailableError(f"nothing can be forgotten now: {error}", job=request.job_id) from error
@@ -87,13 +91,27 @@ class Forgettings:
             if self._process is not None:
                 self._process.kill()
 
-    def _run(self, begun: Forgetting, content: bytes) -> None:
+    def _run(self, begun: Forgetting, wanted: ForgetRequest, erasure: LiveErasure | None) -> None:
         try:
-            answer = self._execute(content)
+            answer = self._answer(wanted) if erasure is None else self._erased(wanted, erasure)
         except Exception as error:
             log.error("job %s: the forgetting of a key failed: %s", begun.job_id, type(error).__name__)
             answer = ForgetAnswer(error="an internal error", error_kind=type(error).__name__)
         self._end(begun, answer)
+
+    def _erased(self, wanted: ForgetRequest, erasure: LiveErasure) -> ForgetAnswer:
+        """The key leaves the running job, then what it left behind is looked at."""
+        try:
+            checkpoint_id = erasure.run()
+        except HoldfastError as error:
+            return ForgetAnswer(error=error.message, error_kind=type(error).__name__)
+        try:
+            return self._answer(msgspec.structs.replace(wanted, checkpoint_id=checkpoint_id))
+        finally:
+            erasure.release()
+
+    def _answer(self, wanted: ForgetRequest) -> ForgetAnswer:
+        return self._execute(msgspec.json.encode(wanted))
 
     def _execute(self, content: bytes) -> ForgetAnswer:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

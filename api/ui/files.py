@@ -42,6 +42,7 @@ _OURS: Mapping[str, str] = {
     "pages/snapshots.js": _SCRIPT,
     "pages/snapshot.js": _SCRIPT,
     "pages/failures.js": _SCRIPT,
+    "pages/forget.js": _SCRIPT,
     "pages/care.js": _SCRIPT,
     "pages/service.js": _SCRIPT,
 }

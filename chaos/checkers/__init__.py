@@ -1,4 +1,4 @@
-"""The checkers of the invariants I1 to I45 (docs/invariants.md). Each observes stores, the wire and ports of workers,
+"""The checkers of the invariants I1 to I46 (docs/invariants.md). Each observes stores, the wire and ports of workers,
 from outside the job."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from holdfast.chaos.checkers.distribution import DistributionChecker
 from holdfast.chaos.checkers.effects import EffectsChecker
 from holdfast.chaos.checkers.eventtime import EventTimeChecker, ForwardedChecker, LateChecker
 from holdfast.chaos.checkers.finished import FinishedChecker
+from holdfast.chaos.checkers.forgetting import ForgettingChecker
 from holdfast.chaos.checkers.in_flight import InFlightChecker
 from holdfast.chaos.checkers.labels import LabelsChecker
 from holdfast.chaos.checkers.ledger import JobLedger
@@ -62,6 +63,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     InFlightChecker,
     RetentionChecker,
     LabelsChecker,
+    ForgettingChecker,
     RecoveryChecker,
     RepairChecker,
     PacingChecker,
@@ -129,8 +131,10 @@ INVARIANTS: dict[str, str] = {
     "I41": "nothing is outside before a checkpoint that covers it is complete",
     "I42": "no staged file is lost before its rows are outside, and none is left when they are",
     "I43": "a merge replaces committed files that are current, by one with their rows, and nothing else changes",
-    "I44": "a member takes over from one that left, freed its lock, or neither gave a sign of life nor answered",
+    "I44": "a member takes over from one that left, gave up, freed its lock, or neither gave a sign of life nor answered; one that "
+    "can store no sign gives up",
     "I45": "a checkpoint with a label is not deleted until the label is taken back",
+    "I46": "behind the certificate of an erasure no file of the job decodes to the key",
 }
 """Invariant -> its meaning in one line."""
 

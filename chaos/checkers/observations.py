@@ -261,12 +261,30 @@ class Claimed(msgspec.Struct, frozen=True):
     takeover_after_ms: int
 
 
+class SignFailed(msgspec.Struct, frozen=True):
+    """The active member could not store its sign of life, and goes on to be the active one."""
+
+    at_ms: int
+    actor: str
+    in_a_row: int
+    """Signs that failed since the last one that is stored, or since it leads."""
+    signs_until_given_up: int
+    """So many fit into the time after which it gives up."""
+
+
 class Labelled(msgspec.Struct, frozen=True):
     """A user's tool gave a checkpoint a label, or begins to take it back."""
 
     at_ms: int
     checkpoint_id: int
     keeps: bool
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """A user's key was erased at the barrier of a completed checkpoint, and nothing was found of older ones: a certificate."""
+
+    at_ms: int
+    checkpoint_id: int
 
 
 class Led(msgspec.Struct, frozen=True):
@@ -339,7 +357,9 @@ Observation: TypeAlias = (
     | HookFailing
     | Listened
     | Claimed
+    | SignFailed
     | Labelled
+    | Forgotten
     | Led
     | Submitted
     | Lifecycle

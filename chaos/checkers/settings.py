@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, RegisterWorker, StatusBatch, TriggerCheckpoint
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode
@@ -110,7 +112,7 @@ class SettingsChecker(Checker):
             return
         may: set[tuple[bool, int | None]] = {(False, None)}
         mode = AS_CONFIGURED
-        if trigger.kind is CheckpointKind.CHECKPOINT:
+        if trigger.kind is CheckpointKind.CHECKPOINT and trigger.erasure is msgspec.UNSET:
             if claim.trigger_id:
                 if claim.trigger_id not in self._modes:
                     return

@@ -24,6 +24,7 @@ from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observ
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
 from holdfast.chaos.cluster.emitted import EmittedRows
+from holdfast.chaos.cluster.forgetter import Forgetter
 from holdfast.chaos.cluster.member_host import MemberHost, SimHost
 from holdfast.chaos.cluster.users import Users
 from holdfast.chaos.cluster.worker_host import SimPorts, WorkerHost, repeatable
@@ -293,6 +294,8 @@ class Cluster:
         self.start_driver(None)
         if self.scenario.labels:
             self.users.begin_labelling()
+        if self.scenario.forgetting is not None:
+            Forgetter(self, self.scenario.forgetting).begin()
         self.kernel.after(GUARD_US, self._guard)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
@@ -27,7 +28,7 @@ from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.queries import view_recorded_job
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_job
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.dispatcher.threads import Turns
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -76,6 +77,8 @@ class UserRequest(msgspec.Struct, frozen=True):
     """Settings to change."""
     mode: CheckpointMode = AS_CONFIGURED
     """Of a checkpoint."""
+    erasure: Erasure | None = None
+    """Of a checkpoint."""
 
 
 class RequestResult(msgspec.Struct, frozen=True):
@@ -84,6 +87,7 @@ class RequestResult(msgspec.Struct, frozen=True):
     in_progress: bool
     location: str = ""
     failure: str = ""
+    checkpoint_id: int = 0
 
 
 class CoordinatorHost:
@@ -298,6 +302,7 @@ class CoordinatorHost:
                 drain=request.drain,
                 native=request.native,
                 mode=request.mode,
+                erasure=request.erasure,
             ),
         )
 
@@ -328,7 +333,7 @@ def _status_of(master: JobMaster) -> JobStatus:
 def _result_of(view: TriggerView | None, trigger_id: str) -> RequestResult:
     if view is None:
         raise NotFoundError(f"no trigger {trigger_id}")
-    return RequestResult(view.in_progress, view.location or "", view.failure or "")
+    return RequestResult(view.in_progress, view.location or "", view.failure or "", view.checkpoint_id or 0)
 
 
 def _then(future: Future[Any], made: Callable[[Any], Any]) -> Future[Any]:

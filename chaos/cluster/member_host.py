@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, assert_never
 
-from holdfast.chaos.checkers.observations import Claimed
+from holdfast.chaos.checkers.observations import Claimed, SignFailed
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.worker_host import SimPorts
 from holdfast.chaos.sim.kernel import Process
@@ -77,6 +77,8 @@ class MemberHost(CoordinatorHost):
         self._probe_ms = -1
         """When it sent the last probe; -1: none yet."""
         self._probe_failed = False
+        self._signs_failed = 0
+        """In a row, while it is the active one."""
 
     def start(self) -> None:
         """Listen and take part."""
@@ -136,7 +138,7 @@ class MemberHost(CoordinatorHost):
             case on.StopLeading():
                 self._stop_leading()
             case on.GiveSign():
-                self._drive(give_sign(self._sign(action)), lambda _: on.SignGiven(), on.SignGiven())
+                self._give_sign(action)
             case on.ReleaseLock():
                 if self._shared is not None:
                     self._shared.release(self.process)
@@ -148,6 +150,18 @@ class MemberHost(CoordinatorHost):
             self._handle(made(result) if error is None else failed)
 
         self._election_flows.drive(flow, ended, self._routed)
+
+    def _give_sign(self, action: on.GiveSign) -> None:
+        def ended(_: Any, error: BaseException | None) -> None:
+            self._handle(on.SignGiven(is_stored=error is None))
+            is_active = self.election.role is Role.ACTIVE and self.election.epoch == action.epoch
+            self._signs_failed = self._signs_failed + 1 if error is not None and is_active else 0
+            if self._signs_failed:
+                config = ElectionConfig(TAKEOVER_AFTER_MS)
+                fitting = config.give_up_after_ms // config.beat_interval_ms
+                self.ports.observe(SignFailed(self.ports.kernel.now_ms, self.process.name, self._signs_failed, fitting))
+
+        self._election_flows.drive(give_sign(self._sign(action)), ended, self._routed)
 
     def _observed(self, seen: Observation) -> on.Event:
         now_ms, sign = self.ports.kernel.now_ms, seen.active_sign
@@ -166,7 +180,7 @@ class MemberHost(CoordinatorHost):
             self.ports.kernel.now_ms,
             self.process.name,
             epoch,
-            has_left=sign is not None and sign.is_leaving,
+            has_left=sign is not None and (sign.is_leaving or sign.gave_up >= active.epoch),
             unchanged_ms=last_ms - first_ms,
             probed_ms=self._probe_ms - first_ms,
             probe_failed=self._probe_failed,
@@ -186,6 +200,7 @@ class MemberHost(CoordinatorHost):
             lock=LOCK if self._shared is not None else "",
             holds_lock=holds and not action.is_leaving,
             is_leaving=action.is_leaving,
+            gave_up=action.gave_up,
         )
 
     def _probe(self, action: on.Probe) -> None:

@@ -182,7 +182,7 @@ class Users:
             return
         rng = cluster.streams.of("labels")
         cluster.kernel.after(rng.randint(LABEL_US // 4, LABEL_US), self._label_next, self._user)
-        known = _completed_ids(cluster.state, cluster.job_id)
+        known = completed_ids(cluster.state, cluster.job_id)
         free = [number for number in known if number not in self._busy]
         kept = sorted(self._labels)
         paths, mark = JobPaths(cluster.job_id), Mark(f"labeller-{self._trigger_id()}", cluster.kernel.now_ms)
@@ -393,7 +393,7 @@ def older_snapshots(state: StoreView, job_id: str, savepoints: StoreView, claime
     return [str(number) for number in sorted(numbers)[:-1]] + [f"{SAVEPOINTS}/{folder}" for folder in sorted(folders)]
 
 
-def _completed_ids(state: StoreView, job_id: str) -> list[int]:
+def completed_ids(state: StoreView, job_id: str) -> list[int]:
     """Ids of completed checkpoints of a job, ascending."""
     found = []
     for path in state.paths(job_id):

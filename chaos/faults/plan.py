@@ -136,6 +136,8 @@ def _fits(kind: str, scenario: Scenario, slots: int) -> bool:
         return scenario.may_rescale
     if kind == "drain":
         return scenario.may_drain
+    if kind == "rewind":
+        return scenario.may_rewind
     if kind in ("cut_link", "slow_link"):
         return slots > 1
     return bool(scenario.operators) or kind not in ("slow_operator", "blocked_operator", "user_error")

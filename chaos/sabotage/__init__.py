@@ -8,6 +8,7 @@ from holdfast.chaos.sabotage.column_sessions import SABOTAGES as COLUMN_SESSIONS
 from holdfast.chaos.sabotage.combining import SABOTAGES as COMBINING
 from holdfast.chaos.sabotage.coordination import SABOTAGES as COORDINATION
 from holdfast.chaos.sabotage.count_windows import SABOTAGES as COUNT_WINDOWS
+from holdfast.chaos.sabotage.erasures import SABOTAGES as ERASURES
 from holdfast.chaos.sabotage.eventtime import SABOTAGES as EVENT_TIME
 from holdfast.chaos.sabotage.fencing import SABOTAGES as FENCING
 from holdfast.chaos.sabotage.in_flight import SABOTAGES as IN_FLIGHT
@@ -42,7 +43,7 @@ SABOTAGES: dict[str, Sabotage] = {
         *(CHANNELS, IN_FLIGHT, LATENESS, LATE_WINDOWS, SILENCE, PANES, VERSIONS, JOINS, WINDOW_JOINS, TABLES),
         *(TASKS, SOURCES, STATE),
         *(KEYS, LOCALDISK, EVENT_TIME, SESSIONS, COLUMN_SESSIONS, COUNT_WINDOWS, COMBINING, OUTSIDE),
-        *(MEMBERS, COORDINATION, RESTARTS, RETENTION, REWINDING, FENCING, SINKS, STORES),
+        *(MEMBERS, COORDINATION, RESTARTS, RETENTION, ERASURES, REWINDING, FENCING, SINKS, STORES),
     )
     for sabotage in area
 }

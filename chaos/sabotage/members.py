@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.coordinator.standby import election as on
 from holdfast.coordinator.standby.election import Election
@@ -36,6 +37,14 @@ def _late_probe(original: Any) -> Any:
     return watch
 
 
+def _never_cut_off(original: Any) -> Any:
+    def is_cut_off(self: Election, now_ms: int) -> bool:
+        self._stored_ms = now_ms
+        return False
+
+    return is_cut_off
+
+
 SABOTAGES = (
     Sabotage(
         "probe_trusted_alone",
@@ -52,6 +61,14 @@ SABOTAGES = (
         (Mutant(Election, "_probe_if_stale", _sign_alone),),
         workloads=_WORKLOADS,
         plan=(throughout("store_fails", "coordinator:WriteFile/members"),),
+    ),
+    Sabotage(
+        "stays_cut_off",
+        "a member that can store no sign of life goes on to be the active one, and to answer probes as such",
+        ("I44",),
+        (Mutant(Election, "_is_cut_off", _never_cut_off),),
+        workloads=_WORKLOADS,
+        plan=(Fault("store_fails", "coordinator:WriteFile/members", at_ms=300, duration_ms=2_000),),
     ),
     Sabotage(
         "late_probe",

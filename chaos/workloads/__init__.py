@@ -17,6 +17,7 @@ from holdfast.chaos.workloads import (
     ends,
     expiring,
     fanout,
+    forgetting,
     hooked,
     idle,
     joins,
@@ -61,7 +62,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 """Workloads that run when none is named."""
 
-ON_DEMAND: dict[str, Workload] = {module.WORKLOAD.name: module.WORKLOAD for module in (long, members)}
+ON_DEMAND: dict[str, Workload] = {module.WORKLOAD.name: module.WORKLOAD for module in (long, members, forgetting)}
 """Workloads that run only when they are named: since one run takes as long as a hundred of the others, or so that older seeds keep
 their workloads."""
 

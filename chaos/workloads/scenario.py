@@ -219,6 +219,18 @@ class StateExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgetting:
+    """A key that a user has the job forget, once a checkpoint is complete that is behind all of its records."""
+
+    source_uid: str
+    operator_uid: str
+    key: int
+    rows: int
+    """None of its records has this index or a higher one."""
+    source_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowCost:
     """Virtual us that an operator takes for each row, in its first subtask and in the others."""
 
@@ -266,6 +278,9 @@ class Scenario:
     """Uid of an operator -> what a row costs it; the others take no time of their own."""
     labels: bool = False
     """Users label its checkpoints while it runs."""
+    forgetting: Forgetting | None = None
+    may_rewind: bool = True
+    """Users may go back to older snapshots."""
 
 
 def source_uids(scenario: Scenario) -> tuple[str, ...]:

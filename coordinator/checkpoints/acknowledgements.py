@@ -15,6 +15,7 @@ import msgspec
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, has_control_characters
 from holdfast.coordinator.checkpoints.acknowledged_channels import AcknowledgedChannels
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
@@ -83,6 +84,8 @@ class _Operator:
     has_external: bool
     keyed: Mapping[str, StateMeta]
     lists: Mapping[str, StateMeta]
+    tables: tuple[StateMeta, ...]
+    """The keyed states as a task lists them when each has one table: those are found declared all at once."""
     older: re.Pattern[str]
     """Matches names of shared files that a subtask of it wrote for some checkpoint."""
     rivals: tuple[str, ...]
@@ -142,6 +145,15 @@ class AcknowledgementValidator:
             for vertex_id, vertex in self._vertices.items()
         }
 
+    def may_share(self, request: CheckpointRequest) -> bool:
+        """Whether files of what a request makes may be shared with other checkpoints: if not, `problem` names each that is."""
+        return self._form_of(request).shares
+
+    def _form_of(self, request: CheckpointRequest) -> _Form:
+        if not request.is_savepoint:
+            return self._checkpoint
+        return self._native if request.native else self._savepoint
+
     def problem(self, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> str | None:
         """Why the task can't have stored this for the checkpoint; None if it can."""
         vertex = self._vertices.get(ack.vertex)
@@ -150,15 +162,16 @@ class AcknowledgementValidator:
         operators = self._operators[ack.vertex]
         if ack.states.keys() != operators.keys():
             return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(operators))}"
-        request = pending.request
-        form = self._checkpoint if not request.is_savepoint else self._native if request.native else self._savepoint
+        request, form = pending.request, self._form_of(pending.request)
         uid = ""
         try:
             for uid, state in ack.states.items():
                 writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
-                self._check_operator(writer, state, vertex, form, pending.base)
-            uid = vertex.operators[0].uid
-            self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
+                is_erased = request.erasure is not None and uid in request.erasure.uids
+                self._check_operator(writer, state, vertex, self._savepoint if is_erased else form, pending.base)
+            if ack.in_flight:
+                uid = vertex.operators[0].uid
+                self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
         except _Refused as refused:
             return f"operator {uid!r}: {refused}"
         return None
@@ -216,16 +229,11 @@ class AcknowledgementValidator:
             if handle.format not in form.formats:
                 raise _Refused(f"keyed state in the format {_shown(handle.format)}; here it is {' or '.join(sorted(form.formats))}")
             _check_shape(handle)
-            for meta in handle.states:
-                if declared.get(meta.name) != meta:
-                    raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
-                if (meta.name in found) is not (handle.format in DELTA_FORMATS):
-                    raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
-                if meta.name in found:
-                    deltas[meta.name] = deltas.get(meta.name, 0) + 1
-                found.add(meta.name)
-            if max(deltas.values(), default=0) > DELTAS_MAX:
-                raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
+            is_delta = handle.format in DELTA_FORMATS
+            if not found and not is_delta and handle.states == writer.operator.tables:
+                found.update(declared)
+            else:
+                _check_states(handle, declared, found, deltas, is_delta=is_delta)
             natives += handle.format == NATIVE_FORMAT
             for part in handle.parts:
                 inline += self._check_part(writer, part, form, base, handle.format)
@@ -257,8 +265,6 @@ class AcknowledgementValidator:
 
     def _check_channels(self, writer: _Writer, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> None:
         """Files of in-flight data are written by the head of the chain."""
-        if not ack.in_flight:
-            return
         if not pending.unaligned:
             raise _Refused("in-flight data of a checkpoint whose barriers overtake nothing")
         problem = self._channels.problem(SubtaskKey(ack.vertex, ack.subtask), ack.in_flight)
@@ -324,11 +330,13 @@ def _form(config: JobConfig, *, savepoint: bool, native: bool) -> _Form:
 
 def _operator(operator: OperatorDescription, names: set[str]) -> _Operator:
     name = uid_in_names(operator.uid)
+    keyed = {meta.name: meta for meta in operator.states if meta.kind not in OPERATOR_KINDS}
     return _Operator(
         uid=operator.uid,
         is_keyed=operator.key_type is not None,
         has_external=operator.kind in _EXTERNAL_KINDS,
-        keyed={meta.name: meta for meta in operator.states if meta.kind not in OPERATOR_KINDS},
+        keyed=keyed,
+        tables=tuple(keyed.values()),
         lists={meta.name: meta for meta in operator.states if meta.kind in OPERATOR_KINDS},
         older=re.compile(rf"[1-9][0-9]{{0,17}}-[1-9][0-9]*-{re.escape(name)}-[0-9]+-"),
         rivals=tuple(sorted(other for other in names if other.startswith(f"{name}-"))),
@@ -356,6 +364,23 @@ def _check_shape(handle: KeyedStateHandle) -> None:
         return
     if handle.names or len(handle.states) != parts:
         raise _Refused(f"{parts} tables of {len(handle.states)} states")
+
+
+def _check_states(
+    handle: KeyedStateHandle, declared: Mapping[str, StateMeta], found: set[str], deltas: dict[str, int], *, is_delta: bool
+) -> None:
+    """Raise _Refused unless the states of a handle are declared, and new, or deltas of what was found. Adds them to `found`, and
+    to the counts of `deltas`."""
+    for meta in handle.states:
+        if declared.get(meta.name) != meta:
+            raise _Refused(f"the keyed state {_shown(meta.name)}, which is not declared so")
+        if (meta.name in found) is not is_delta:
+            raise _Refused(f"the keyed state {_shown(meta.name)} twice, or a delta of it and no table before")
+        if is_delta:
+            deltas[meta.name] = deltas.get(meta.name, 0) + 1
+        found.add(meta.name)
+    if max(deltas.values(), default=0) > DELTAS_MAX:
+        raise _Refused(f"more than {DELTAS_MAX} deltas of one state")
 
 
 def _check_same_file(files: dict[str, FileHandle], part: FileHandle) -> None:

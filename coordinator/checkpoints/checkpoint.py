@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.totals import Totals
 from holdfast.statebackends.handles import FileHandle
@@ -26,6 +27,9 @@ class CheckpointRequest(msgspec.Struct, frozen=True):
     """Of a checkpoint: whether its barriers may overtake; None: as the job's settings say when it is triggered."""
     aligned_timeout_ms: int | None = None
     """Of a checkpoint whose barriers may overtake: the age from which on they do; None: as the job's settings say then."""
+    erasure: Erasure | None = None
+    """A key that leaves keyed state at the cut of a checkpoint. It builds on no other, and none behind it builds on one before it;
+    once it is complete, all before it are dropped, and savepoints that began before it are aborted."""
 
     @property
     def is_savepoint(self) -> bool:

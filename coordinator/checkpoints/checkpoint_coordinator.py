@@ -37,7 +37,7 @@ from holdfast.coordinator.checkpoints.requests import CheckpointRequestDecider, 
 from holdfast.coordinator.checkpoints.stats import CheckpointStats
 from holdfast.coordinator.ha.recorded_job import Completed, Decision, Unreadable, keeps_checkpoints
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
-from holdfast.coordinator.ha.shared_state import UnresolvedError
+from holdfast.coordinator.ha.shared_state import ResolvedStates, UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note, Turn
 from holdfast.coordinator.totals import Tally, Totals
 from holdfast.coordinator.views import ScheduleView
@@ -101,6 +101,8 @@ class CheckpointCoordinator:
         self._closed: FailureReason | None = None
         self._preparing: PendingCheckpoint | None = None
         self._next_id = next_checkpoint_id
+        self._newest_erasure = 0
+        """Id of the newest triggered checkpoint that erases a key, completed or not."""
         self._ending: int | None = None
         """Id of the checkpoint that ends the job, from its claim on; 0: it is complete, and the job needs no further one."""
         self._timestamp_ms = 0
@@ -499,7 +501,15 @@ class CheckpointCoordinator:
         unaligned = self._may_overtake(pending.request)
         timeout_ms = self._aligned_timeout_ms(pending.request) if unaligned else None
         base = self._base_of(pending.request)
-        pending.trigger(pending.timestamp_ms, base, unaligned=unaligned, aligned_timeout_ms=timeout_ms)
+        if pending.request.erasure is not None:
+            self._newest_erasure = pending.checkpoint_id
+        pending.trigger(
+            pending.timestamp_ms,
+            base,
+            may_share=self._validator.may_share(pending.request),
+            unaligned=unaligned,
+            aligned_timeout_ms=timeout_ms,
+        )
         self._turn.out.append(_trigger_of(pending))
 
     def _may_overtake(self, request: CheckpointRequest) -> bool:
@@ -507,15 +517,19 @@ class CheckpointCoordinator:
 
         It is alone when it is triggered: it needs max_concurrent_checkpoints=1, and savepoints count, too."""
         wanted = self._config.unaligned_checkpoints if request.unaligned is None else request.unaligned
-        return wanted and request.kind is CheckpointKind.CHECKPOINT
+        return wanted and request.kind is CheckpointKind.CHECKPOINT and request.erasure is None
 
     def _aligned_timeout_ms(self, request: CheckpointRequest) -> int:
         own_ms = request.aligned_timeout_ms
         return self._config.aligned_checkpoint_timeout_ms if own_ms is None else own_ms
 
     def _base_of(self, request: CheckpointRequest) -> int | None:
-        """Checkpoint that increments may build on; None for savepoints and without incremental checkpoints."""
-        return self._completed.base if self._config.is_incremental and not request.is_savepoint else None
+        """Checkpoint that increments may build on; None for savepoints and without incremental checkpoints. None from before the
+        newest erasure either: its files may hold the key."""
+        if not self._config.is_incremental or request.is_savepoint or request.erasure is not None:
+            return None
+        base = self._completed.base
+        return base if base is None or base >= self._newest_erasure else None
 
     def _release_ending(self, checkpoint_id: int) -> None:
         """Allow triggers again if the checkpoint that was to end the job did not complete: the job goes on."""
@@ -605,6 +619,13 @@ class CheckpointCoordinator:
 
     # -------------------------------------------------------------------------------------------------------- complete
 
+    def _resolved(self, pending: PendingCheckpoint) -> ResolvedStates:
+        """The states without placeholders. Raises UnresolvedError."""
+        shared, states = self._completed.shared_state, pending.states()
+        if pending.request.is_savepoint:
+            shared.check_self_contained(states)
+        return shared.resolve(pending.checkpoint_id, pending.base, states) if pending.may_share else states
+
     def _write_next(self) -> None:
         """Write the metadata of the next fully acknowledged id. One write at a time: ids complete in the order in which their last
         acknowledgements came."""
@@ -614,11 +635,8 @@ class CheckpointCoordinator:
             pending = self._pending.get(self._ready.pop(0))
             if pending is None or pending.status is not PendingStatus.READY:
                 continue
-            shared = self._completed.shared_state
             try:
-                if pending.request.is_savepoint:
-                    shared.check_self_contained(pending.states())
-                states = shared.resolve(pending.checkpoint_id, pending.base, pending.states())
+                states = self._resolved(pending)
             except UnresolvedError as error:
                 self._abort(pending, FailureReason.FINALIZE_FAILURE, str(error))
                 continue
@@ -678,6 +696,9 @@ class CheckpointCoordinator:
             if pending.attempt == self._attempt:
                 self._turn.out.append(actions.NotifyComplete(number, pending.attempt, pending.timestamp_ms, pending.finished))
             self._subsume_below(number)
+        if request.erasure is not None:
+            self._completed.erased(number)
+            self._abort_savepoints_below(number)
         if not request.periodic:
             self._turn.out.append(actions.CompleteRequest(request, number, completed))
 
@@ -686,6 +707,12 @@ class CheckpointCoordinator:
         for pending in self.pending:
             if pending.checkpoint_id < checkpoint_id and pending.is_undecided and not pending.request.is_savepoint:
                 self._abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} completed")
+
+    def _abort_savepoints_below(self, checkpoint_id: int) -> None:
+        """Abort savepoints that were cut before a key was erased: they would come out with it, behind the certificate."""
+        for pending in self.pending:
+            if pending.checkpoint_id < checkpoint_id and pending.is_undecided:
+                self._abort(pending, FailureReason.SUBSUMED, f"checkpoint {checkpoint_id} erased a key: take the savepoint again")
 
     def _drop_surplus(self) -> None:
         """Drop checkpoints beyond the retained number. Bases of pending increments stay."""

@@ -67,6 +67,8 @@ class CompletedCheckpointStore:
         self._restored_id = restored_id
         self._increment_base = increment_base
         self._first_checkpoint_id = first_checkpoint_id
+        self._erased_below = 0
+        """Checkpoints below this id may hold a key that was erased: nothing but a label keeps them."""
         self._bases: frozenset[int] = frozenset()
         self._labelled: set[int] = set()
         """Ids that have labels, as far as it is known: the register beside each tells, when it is deleted."""
@@ -141,6 +143,11 @@ class CompletedCheckpointStore:
         if newer.kind is not CheckpointKind.SAVEPOINT:
             self._restored_id = 0
 
+    def erased(self, checkpoint_id: int) -> None:
+        """A completed checkpoint lacks a key that those before it may hold: these are dropped."""
+        self._erased_below = checkpoint_id
+        self._is_changed = True
+
     def aborted(self, checkpoint_id: int) -> None:
         """Note an aborted id: its claim and decision stay in storage until a higher id completes."""
         self._aborted.append(checkpoint_id)
@@ -156,7 +163,8 @@ class CompletedCheckpointStore:
 
         The snapshot that the job was restored from and labelled ones don't count against the limit. Bases of increments under way
         do, and are dropped later."""
-        if len(self._retained) <= self._retained_max and not self._aborted:
+        is_erased = bool(self._retained) and self._retained[0].checkpoint_id < self._erased_below
+        if len(self._retained) <= self._retained_max and not self._aborted and not is_erased:
             return []
         drops: list[DropCheckpoint] = []
         counted = [
@@ -172,6 +180,9 @@ class CompletedCheckpointStore:
                 kept = self._retention.choose(((entry.checkpoint_id, entry.timestamp_ms) for entry in counted), wall_ms)
                 surplus = [entry for entry in surplus if entry.checkpoint_id not in kept]
         self._is_changed = False
+        if is_erased:
+            older = [entry for entry in counted if entry.checkpoint_id < self._erased_below]
+            surplus = older + [entry for entry in surplus if entry.checkpoint_id >= self._erased_below]
         for oldest in [entry for entry in surplus if entry.checkpoint_id not in self._bases]:
             self._retained.remove(oldest)
             self._folders.pop(oldest.checkpoint_id, None)

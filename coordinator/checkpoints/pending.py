@@ -82,6 +82,9 @@ class PendingCheckpoint:
         self.timestamp_ms = 0
         self.base: int | None = None
         """Checkpoint that increments may build on, set at the trigger; None: increments are not allowed."""
+        self.may_share = True
+        """Its files may be shared with other checkpoints; set at the trigger. If not, an acknowledgement that names such a file was
+        refused, and nobody looks for them again."""
         self.unaligned = False
         """Its barriers may overtake; set at the trigger."""
         self.aligned_timeout_ms: int | None = None
@@ -155,13 +158,19 @@ class PendingCheckpoint:
         return tuple(state for _, state in sorted(self.hooks.items()) if state is not None)
 
     def trigger(
-        self, timestamp_ms: int, base: int | None = None, *, unaligned: bool = False, aligned_timeout_ms: int | None = None
+        self,
+        timestamp_ms: int,
+        base: int | None = None,
+        *,
+        may_share: bool = True,
+        unaligned: bool = False,
+        aligned_timeout_ms: int | None = None,
     ) -> None:
         """The trigger is sent; tasks may acknowledge from now on."""
         self._enter(PendingStatus.AWAITING_ACKS)
         self.hooks_until_ms = None
         self.unaligned, self.aligned_timeout_ms = unaligned, aligned_timeout_ms
-        self.base = base
+        self.base, self.may_share = base, may_share
         self.triggered = True
         self.timestamp_ms = timestamp_ms
 
@@ -206,12 +215,19 @@ class PendingCheckpoint:
     @property
     def size(self) -> int:
         """Bytes of the acknowledged state, those shared with the base included, and of in-flight data."""
-        states = sum(state.size for ack in self.acks.values() for state in ack.states.values())
-        return states + sum(channel.part.length for ack in self.acks.values() for channel in ack.in_flight)
+        size = 0
+        for ack in self.acks.values():
+            for state in ack.states.values():
+                size += state.size
+            for channel in ack.in_flight:
+                size += channel.part.length
+        return size
 
     @property
     def shared(self) -> tuple[FileHandle, ...]:
         """Files that other checkpoints refer to, too, or may later."""
+        if not self.may_share:
+            return ()
         resolved = self.resolved or {}
         return shared_handles(state for states in resolved.values() for state in states.values())
 

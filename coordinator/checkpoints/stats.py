@@ -119,10 +119,13 @@ class _CapturedCheckpoint:
         acked = {task: _acked(task, at_ms, trigger_ms, metrics) for task, at_ms, metrics in self._acks[: self._count]}
         vertices: dict[str, list[SubtaskCheckpointView]] = {}
         for task in self._tasks:
-            missing = SubtaskCheckpointView(task.subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
-            vertices.setdefault(task.vertex, []).append(acked.get(task, missing))
+            vertices.setdefault(task.vertex, []).append(acked.get(task) or _missing(task.subtask))
         parts = {vertex: _vertex_view(vertex, self.overview.status, subtasks) for vertex, subtasks in vertices.items()}
         return replace(self.overview, vertices=parts)
+
+
+def _missing(subtask: int) -> SubtaskCheckpointView:
+    return SubtaskCheckpointView(subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics) -> SubtaskCheckpointView:

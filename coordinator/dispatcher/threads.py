@@ -93,7 +93,8 @@ class SystemJobThread:
         self._thread.start()
 
     def wake(self) -> None:
-        self._awake.set()
+        if not self._awake.is_set():  # the thread clears it before it looks at what was posted until then
+            self._awake.set()
 
     def join(self) -> None:
         if self._thread is not None:

@@ -4,7 +4,7 @@ A verdict is about what a person would do: ok, nothing; at risk, look at it by d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -15,6 +15,7 @@ from holdfast.coordinator.drills.records import DrillState, DrillView, Verificat
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
+from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
     PLACES_SHOWN_MAX,
     SOURCES_SHOWN_MAX,
@@ -220,7 +221,16 @@ def _resume(facts: Facts) -> ResumeView:
         place = "it keeps no checkpoint" if ended is not None else "from the beginning of its sources"
         return ResumeView(verdict, f"{place}; {why}", may_repeat=repeats)
     text = f"{'from' if ended is None else 'it keeps'} {cut.kind.value.replace('_', '-')} {cut.checkpoint_id}; {why}"
-    return ResumeView(verdict, text, cut.checkpoint_id, shown(cut.location, LOCATION_BYTES_MAX), _sources(cut), repeats)
+    found = facts.situation.positions
+    return ResumeView(
+        verdict,
+        text,
+        cut.checkpoint_id,
+        shown(cut.location, LOCATION_BYTES_MAX),
+        _sources(cut, found.sources if found is not None else {}),
+        positions_of=found.checkpoint_id if found is not None else -1,
+        may_repeat=repeats,
+    )
 
 
 def _output(repeats: tuple[Place, ...]) -> str:
@@ -230,9 +240,17 @@ def _output(repeats: tuple[Place, ...]) -> str:
     return f"output of {repeats[0]}{more} may repeat"
 
 
-def _sources(cut: CutView) -> tuple[SourceCut, ...]:
-    records = sorted((cut.source_records or {}).items())
-    return tuple(SourceCut(shown(uid), count) for uid, count in records[:SOURCES_SHOWN_MAX])
+def _sources(cut: CutView, places: Mapping[str, SourcePlaces]) -> tuple[SourceCut, ...]:
+    records = cut.source_records or {}
+    return tuple(
+        SourceCut(
+            shown(uid),
+            records.get(uid, -1),
+            tuple(shown(text) for text in places[uid].shown) if uid in places else (),
+            places[uid].splits if uid in places else 0,
+        )
+        for uid in sorted({*records, *places})[:SOURCES_SHOWN_MAX]
+    )
 
 
 def _repeating(facts: Facts) -> Iterator[Place]:

@@ -13,6 +13,7 @@ from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, WorkerAnswer
 from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.drills.records import DrillView, Verification
+from holdfast.coordinator.explain.positions import SnapshotPositions
 from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobView, RecordedCheckpointView, ScheduleView
 
 # ---------------------------------------------------------------------------------------------------------- records in
@@ -54,6 +55,8 @@ class Situation(msgspec.Struct, frozen=True):
     """False: those on record have not been read yet."""
     verifications: tuple[Verification, ...] = ()
     """Of the job's snapshots, newest first."""
+    positions: SnapshotPositions | None = None
+    """Of the newest snapshot that was read for it; None: none was yet."""
     record: RecordedCheckpointView | None = None
     """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
     `job` shows nothing of the present, and no judgement is over all subtasks."""
@@ -272,6 +275,12 @@ class SourceCut(msgspec.Struct, frozen=True):
 
     uid: str
     records: int
+    """That it had read; -1: not known."""
+    positions: tuple[str, ...] = ()
+    """Where it goes on, split by split, as its state in snapshot `ResumeView.positions_of` says: offset, row, byte, sequence, LSN.
+    At most POSITIONS_SHOWN_MAX; empty: not read, or its state does not tell."""
+    splits: int = 0
+    """How many there are in all; those that are finished, or that no reader has yet, are none."""
 
 
 class ResumeView(msgspec.Struct, frozen=True):
@@ -283,6 +292,9 @@ class ResumeView(msgspec.Struct, frozen=True):
     location: str = ""
     sources: tuple[SourceCut, ...] = ()
     """At most SOURCES_SHOWN_MAX."""
+    positions_of: int = -1
+    """Checkpoint whose snapshot the positions were read from: `checkpoint_id`, or an earlier one while that is being read; -1: none
+    has been read yet."""
     may_repeat: tuple[Place, ...] = ()
     """Vertices that may process records again, whose output may repeat; at most PLACES_SHOWN_MAX."""
 

@@ -24,7 +24,7 @@ from holdfast.statebackends.handles import (
 from holdfast.statebackends.layout import shared_name, writer_of
 
 TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
-ResolvedStates = dict[SubtaskKey, dict[str, OperatorSubtaskState]]
+ResolvedStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 
 
 class UnresolvedError(Exception):

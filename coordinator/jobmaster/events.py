@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.messages import (
     AckBatch,
     CheckpointKind,
@@ -102,6 +103,8 @@ class SnapshotRequested(msgspec.Struct, frozen=True):
     native: bool = False
     mode: CheckpointMode = AS_CONFIGURED
     """Of a checkpoint."""
+    erasure: Erasure | None = None
+    """Of a checkpoint: a key that leaves keyed state at its cut."""
 
 
 class SettingsRequested(msgspec.Struct, frozen=True):

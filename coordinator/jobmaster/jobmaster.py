@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, assert_never
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import (
@@ -456,6 +457,7 @@ class JobMaster:
             native=event.native,
             unaligned=mode.unaligned,
             aligned_timeout_ms=mode.aligned_timeout_ms,
+            erasure=event.erasure,
         )
         self._pass_on(events.CheckpointRequested(request))
         return event.trigger_id
@@ -642,6 +644,7 @@ class JobMaster:
             native=trigger.request.native,
             unaligned=trigger.unaligned,
             aligned_timeout_ms=trigger.aligned_timeout_ms,
+            erasure=msgspec.UNSET if trigger.request.erasure is None else trigger.request.erasure,
         )
         self.slot_pool.send(slot, command)
 

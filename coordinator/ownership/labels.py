@@ -49,6 +49,8 @@ RECORDS_MAX = 1_000
 """Records of one register, that of its deletion included: so often labels of a snapshot change."""
 _RECORDS_KEPT = 100
 """Of these, how many are kept for removals and for the deletion."""
+_IN_TURN = 4
+"""The first records of a register are read one after the other: most have no more."""
 RESTORE_PREFIX = "label:"
 """In front of a label where a snapshot is named."""
 
@@ -110,41 +112,51 @@ def read_register(folder: str, nonce: str = "") -> Flow[LabelRecord | None]:
     return newest
 
 
-def _read(folder: str, nonce: str) -> Flow[tuple[int, LabelRecord | None]]:
-    """How many records there are, and the last one if it counts. Who writes the next one builds on both, and on nothing else."""
-    newest: LabelRecord | None = None
-    for number in range(1, RECORDS_MAX + 1):
-        path = label_path(folder, number)
-        content = yield from read_optional(path)
-        if content is None:
-            break
-        newest = _decoded(content, path, number)
-    if newest is None:
+def _read(folder: str, nonce: str, first: bytes | None = None) -> Flow[tuple[int, LabelRecord | None]]:
+    """How many records there are, and the last one if it counts. Who writes the next one builds on both, and on nothing else.
+
+    `first`: the first record, if it has been read. Numbers have no gaps, so that the last one is found by halves where there are
+    many: 900 changes cost some 20 reads. Whoever is wrong about it does not create the next record, but reads it."""
+    found = first if first is not None else (yield from read_optional(label_path(folder, 1)))
+    if found is None:
         return 0, None
-    return newest.number, newest if (yield from is_of_folder(newest.folder, folder, nonce)) else None
+    last, missing = 1, RECORDS_MAX + 1
+    while missing - last > 1:
+        number = _probe(last, missing)
+        content = yield from read_optional(label_path(folder, number))
+        if content is None:
+            missing = number
+        else:
+            last, found = number, content
+    newest = _decoded(found, label_path(folder, last), last)
+    return last, newest if (yield from is_of_folder(newest.folder, folder, nonce)) else None
+
+
+def _probe(last: int, missing: int) -> int:
+    """The next number to look for, between one that is there and one that is not, or is beyond the bound."""
+    if last < _IN_TURN:
+        return last + 1
+    return min(2 * last, RECORDS_MAX) if missing > RECORDS_MAX else (last + missing) // 2
 
 
 def begin_deletion(folder: str, mark: Mark) -> Flow[tuple[str, ...]]:
     """Take the register of a snapshot for its deletion. Returns the labels that keep it; none: it may be deleted, now and later.
 
     Raises CorruptStateError for a register that can't be read, and as storage does: nothing may be deleted then."""
-    held: tuple[str, ...] = ()
-    for number in range(1, RECORDS_MAX + 1):
-        path = label_path(folder, number)
-        if held:
-            content = yield from read_optional(path)
-            if content is None:
-                return held
-        else:
-            mine = encode_record(LabelRecord(number, (), mark.nonce, folder, deleting=True, created_ms=mark.now_ms))
-            content = yield from put_once(path, mine)
-            if content == mine:
-                return ()
-        found = _decoded(content, path, number)
-        counts = yield from is_of_folder(found.folder, folder, mark.nonce)
-        if counts and found.deleting:
+    count = 0
+    for _ in range(RECORDS_MAX):
+        number = count + 1
+        mine = encode_record(LabelRecord(number, (), mark.nonce, folder, deleting=True, created_ms=mark.now_ms))
+        content = yield from put_once(label_path(folder, number), mine)
+        if content == mine:
             return ()
-        held = found.labels if counts else ()
+        count, newest = yield from _read(folder, mark.nonce, content if number == 1 else None)
+        if newest is not None and newest.deleting:
+            return ()
+        if newest is not None and newest.labels:
+            return newest.labels
+        if count >= RECORDS_MAX:
+            break
     raise _overfull(folder)
 
 

@@ -29,7 +29,7 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import NATIVE_FORMAT, OperatorListHandle, OperatorState, StateMeta
-from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility
+from holdfast.statebackends.serialization.schema_changes import ChangeKind, Compatibility
 from holdfast.statebackends.serialization.state_serializer import check_compatible, meta_text, state_changes
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata
 from holdfast.statebackends.state import Redistribution

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.statebackends import errors
 from holdfast.statebackends.errors import HoldfastError, RestoreError
-from holdfast.statebackends.serialization.evolution import SchemaChange
+from holdfast.statebackends.serialization.schema_changes import SchemaChange
 from holdfast.statebackends.snapshot.parts import SnapshotProblem
 
 REASONS_SHOWN_MAX = 8

@@ -3,7 +3,10 @@
 A member takes over when the active's sign of life has not changed for `takeover_after_ms` on the member's own clock *and* a probe
 of the active fails. Either alone is wrong: a cut between two members looks like a death to the probe, and a storage that hangs, or
 an active that it has cut off, looks like one to the sign. It takes over at once when the kernel frees the lock that the active said
-it held on this host, and when the active has handed over.
+it held on this host, and when the active has handed over, or says that it gave up.
+
+An active member whose signs have not been stored for twice that time gives up: it can lead no job, and its answers to probes would
+keep the others from doing so.
 
 All of this is courtesy: it makes one member lead as a rule. If two do, each job has one leader all the same, by its own epochs. The
 core imports no clock, thread, lock or socket; what it can't know, such as the wall clock of another member, it doesn't compare."""
@@ -41,14 +44,20 @@ class ElectionConfig:
         return self.takeover_after_ms // 3
 
     @property
+    def give_up_after_ms(self) -> int:
+        """Time without a stored sign after which the active member leads no longer. Twice, so that a storage that fails all for
+        a moment changes nothing."""
+        return 2 * self.takeover_after_ms
+
+    @property
     def watch_interval_ms(self) -> int:
         """Time between two looks at the others."""
-        return self.takeover_after_ms // 8
+        return self.takeover_after_ms // 10
 
     @property
     def probe_timeout_ms(self) -> int:
         """Time in which a living active answers."""
-        return max(1_000, self.takeover_after_ms // 3)
+        return max(1_000, self.takeover_after_ms // 8)
 
 
 class Role(StrEnum):
@@ -109,6 +118,8 @@ class ClaimFailed:
 class SignGiven:
     """A sign is stored, or could not be."""
 
+    is_stored: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
@@ -166,9 +177,11 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class StopLeading:
-    """Stop leading, without ending a job; finished when the next action begins."""
+    """Stop leading, without ending a job; finished when the next action begins, unless storage is away."""
 
     epoch: int
+    is_cut_off: bool = False
+    """Storage does not answer this member: nothing is waited for that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +191,8 @@ class GiveSign:
     epoch: int
     """0: it stands by."""
     is_leaving: bool = False
+    gave_up: int = 0
+    """Highest epoch in which it was the active one, and no longer is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +236,19 @@ class Election:
         self._sign_at_ms: int | None = now_ms
         self._sign_wanted = False
         """A sign that could not wait came while another one was under way."""
+        self._stored_ms = now_ms
+        """When the newest sign was stored that is."""
+        self._can_store = True
+        """The last sign that was tried is stored."""
+        self._handled_ms = now_ms
+        """When the last event came."""
 
     def next_deadline_ms(self) -> int | None:
         """When `DeadlineReached` is due; None: not before another event."""
         due = [at_ms for at_ms in (self._observe_at_ms, self._sign_at_ms) if at_ms is not None]
+        if self.role is Role.ACTIVE:
+            seen_ms = self._handled_ms + self._config.beat_interval_ms  # time that it has seen pass, unlike that of a pause
+            due.append(min(seen_ms, self._stored_ms + self._config.give_up_after_ms))
         return min(due, default=None) if self.role is not Role.LEFT else None
 
     @property
@@ -240,6 +264,7 @@ class Election:
         return is_its and sign is not None and sign.holds_lock and sign.lock == self._lock != ""
 
     def handle(self, event: Event, *, now_ms: int) -> list[Action]:
+        self._note_time(now_ms)
         match event:
             case DeadlineReached():
                 actions = self._due(now_ms)
@@ -257,7 +282,7 @@ class Election:
             case ClaimFailed():
                 actions = self._claim_failed(event.epoch, now_ms)
             case SignGiven():
-                actions = self._sign_given(now_ms)
+                actions = self._sign_given(event.is_stored, now_ms)
             case StopRequested():
                 actions = self._stop()
             case _:
@@ -273,10 +298,19 @@ class Election:
 
     # ---------------------------------------------------------------------------------------------------- what is due
 
+    def _note_time(self, now_ms: int) -> None:
+        """A pause of the whole process is none in which storage failed it."""
+        paused_ms = now_ms - self._handled_ms
+        if paused_ms > 2 * self._config.beat_interval_ms:
+            self._stored_ms += paused_ms
+        self._handled_ms = now_ms
+
     def _due(self, now_ms: int) -> list[Action]:
         if self.role is Role.LEFT:
             return []
         actions: list[Action] = []
+        if self._is_cut_off(now_ms):
+            actions += self._give_up(now_ms)
         if self._sign_at_ms is not None and self._sign_at_ms <= now_ms:
             actions += self._give_sign()
         if self._observe_at_ms is not None and self._observe_at_ms <= now_ms:
@@ -289,10 +323,16 @@ class Election:
             self._sign_wanted = True
             return []
         self._sign_at_ms, self._sign_wanted = None, False
-        return [GiveSign(self.epoch if self.role is Role.ACTIVE else 0)]
+        return [GiveSign(self.epoch) if self.role is Role.ACTIVE else GiveSign(0, gave_up=self._given_up)]
 
-    def _sign_given(self, now_ms: int) -> list[Action]:
+    def _sign_given(self, is_stored: bool, now_ms: int) -> list[Action]:
         self._sign_at_ms = now_ms + self._config.beat_interval_ms
+        if is_stored and not self._can_store:
+            # The others, which see this sign as soon as this member does, come first.
+            self._quiet_until_ms = max(self._quiet_until_ms, now_ms + self._config.beat_interval_ms)
+        self._can_store = is_stored
+        if is_stored:
+            self._stored_ms = now_ms
         return self._give_sign() if self._sign_wanted and self.role is not Role.LEFT else []
 
     # ---------------------------------------------------------------------------------------------------- observations
@@ -310,10 +350,13 @@ class Election:
             return self._lead(active)  # a claim whose answer was lost
         self._watch(active, sign, now_ms)
         if active is None:
-            return self._claim(1)
+            return self._claim_if_able(1)
         if sign is not None and sign.is_leaving:
-            return self._claim(active.epoch + 1)
-        return self._probe_if_stale(active, now_ms)
+            return self._claim_if_able(active.epoch + 1)
+        is_own = active.member == self.member
+        if sign is not None and sign.gave_up >= active.epoch:
+            return [] if is_own and now_ms < self._quiet_until_ms else self._claim_if_able(active.epoch + 1)
+        return [] if is_own else self._probe_if_stale(active, now_ms)
 
     @property
     def _known_epoch(self) -> int:
@@ -346,11 +389,12 @@ class Election:
         if event.is_active:
             self._quiet_until_ms = now_ms + self._config.beat_interval_ms
             return []
-        return self._claim(self.active.epoch + 1)
+        return self._claim_if_able(self.active.epoch + 1)
 
     def _lock_taken(self, now_ms: int) -> list[Action]:
+        is_able = self._can_store and now_ms >= self._retry_at_ms
         match self.role:
-            case Role.STANDBY if self._is_guarded and self.active is not None and now_ms >= self._retry_at_ms:
+            case Role.STANDBY if self._is_guarded and self.active is not None and is_able:
                 return self._claim(self.active.epoch + 1)
             case Role.ACTIVE:
                 return self._give_sign()  # those of this host are to know
@@ -360,6 +404,10 @@ class Election:
                 return [ReleaseLock()]
 
     # ---------------------------------------------------------------------------------------------------------- claims
+
+    def _claim_if_able(self, epoch: int) -> list[Action]:
+        """A member that can store no sign could lead no job."""
+        return self._claim(epoch) if self._can_store else []
 
     def _claim(self, epoch: int) -> list[Action]:
         self.role, self.epoch, self._probe = Role.CLAIMING, epoch, None
@@ -384,8 +432,19 @@ class Election:
 
     def _lead(self, active: ActiveRecord) -> list[Action]:
         self.role, self.epoch, self.active, self._sign, self._probe = Role.ACTIVE, active.epoch, active, None, None
-        self._given_up = active.epoch
+        self._given_up, self._stored_ms = active.epoch, self._handled_ms
         return [Lead(active.epoch), *self._give_sign()]
+
+    def _is_cut_off(self, now_ms: int) -> bool:
+        return self.role is Role.ACTIVE and now_ms - self._stored_ms >= self._config.give_up_after_ms
+
+    def _give_up(self, now_ms: int) -> list[Action]:
+        """Nobody leads instead as far as it knows: storage does not say. From now on it answers no probe as the active one, and its
+        next sign, once one can be stored, says so."""
+        lost = self.epoch
+        self.role, self.epoch, self._can_store = Role.STANDBY, 0, False
+        self._quiet_until_ms = now_ms + self._config.give_up_after_ms
+        return [StopLeading(lost, is_cut_off=True), ReleaseLock(), *self._give_sign()]
 
     def _superseded(self, active: ActiveRecord, now_ms: int) -> list[Action]:
         """Another member leads since: this one was paused, or cut off. It does not grab back: the other has twice the time to show

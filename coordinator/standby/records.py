@@ -45,6 +45,8 @@ class SignOfLife(msgspec.Struct, frozen=True):
     created_ms: int = 0
     """Of its own wall clock: for people, never compared."""
     version: int = RECORD_VERSION
+    gave_up: int = 0
+    """Highest epoch in which it was the active one, and no longer is: others need not wait for it. Older members leave it out."""
 
 
 @dataclass(frozen=True, slots=True)

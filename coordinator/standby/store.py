@@ -4,12 +4,13 @@ Each may be killed between any two operations. A look costs one listing and the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from holdfast.coordinator.ha.records import decode_record, encode_record
 from holdfast.coordinator.ha.store import put_once
 from holdfast.coordinator.standby.records import ActiveRecord, Observation, SignOfLife
-from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, UnsupportedVersionError
+from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError, UnsupportedVersionError
 from holdfast.statebackends.layout import (
     MEMBERS_FOLDER,
     SERVICE_LEADERS_FOLDER,
@@ -72,10 +73,11 @@ def claim(record: ActiveRecord) -> Flow[ActiveRecord]:
 
 
 def give_sign(sign: SignOfLife) -> Flow[None]:
-    """Store the next sign of a member, then delete the one before."""
+    """Store the next sign of a member, then delete the one before, as far as storage lets it: the higher one counts."""
     yield WriteFile(sign_path(sign.member, sign.beat), [encode_record(sign)])
     if sign.beat > 1:
-        yield DeleteFile(sign_path(sign.member, sign.beat - 1))
+        with contextlib.suppress(HoldfastError):
+            yield DeleteFile(sign_path(sign.member, sign.beat - 1))
 
 
 def forget(members: Sequence[str]) -> Flow[None]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.environment")
 
-ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "state_dir", "launcher", "chaining", "require_uids")
+ENVIRONMENT_SETTINGS = ("parallelism", "config", "coordinator", "token", "ca", "state_dir", "launcher", "chaining", "require_uids")
 """Arguments of an Environment that are not fields of its JobConfig."""
 
 
@@ -56,6 +56,7 @@ class Environment:
         config: JobConfig | None = None,
         coordinator: str | Sequence[str] | None = None,
         token: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         launcher: Launcher | None = None,
         chaining: bool = True,
@@ -65,7 +66,9 @@ class Environment:
         """`settings`: any field of JobConfig, such as checkpoint_interval_ms=1000 or state_backend="rocksdb".
 
         `coordinator`: URL of a running `holdfast serve`, or those of its members; without one, a coordinator runs in the driver
-        over `state_dir`. Raises InvalidConfigError on a setting that is unknown or out of bounds."""
+        over `state_dir`. `ca`: file of the certificates that driver and workers trust, PEM, where that URL is `https://` and the
+        system does not know who signed it: the `_ca.pem` of its state directory. Raises InvalidConfigError on a setting that is
+        unknown or out of bounds."""
         check_job_name(name)
         check_parallelism(MAX_PARALLELISM_LIMIT, parallelism)
         self.name = name
@@ -73,6 +76,7 @@ class Environment:
         self.config = _configured(config or JobConfig(), {**settings})
         self.coordinator = coordinator if coordinator is None or isinstance(coordinator, str) else ",".join(coordinator)
         self.token = token
+        self.ca = ca
         self.state_dir = state_dir
         self.launcher = launcher or self._default_launcher()
         self.chaining = chaining
@@ -251,6 +255,7 @@ class Environment:
                     branch=branch,
                     coordinator_url=self.coordinator,
                     token=self.token,
+                    ca=self.ca,
                     state_directory=self.state_dir,
                     progress=progress,
                 ),

@@ -87,6 +87,9 @@ class LaunchOptions:
     coordinator_url: str | None = None
     """None: a coordinator is embedded in the driver's process."""
     token: str | None = None
+    ca: str | os.PathLike[str] | None = None
+    """File of the certificates that driver and workers trust, of a coordinator at a URL, PEM; None: HOLDFAST_CA, else those of the
+    state directory, else the system's."""
     state_directory: str | os.PathLike[str] | None = None
     """Needed when the coordinator is embedded; a remote coordinator names its own."""
     progress: bool = True

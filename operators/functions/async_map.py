@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import tenacity
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
 from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output, UserCall
@@ -77,13 +76,19 @@ class RetryStrategy:
 
     def pause_ms(self, attempt: int) -> int:
         """Pause behind attempt 1, 2 ..."""
+        import tenacity
+
         wait = tenacity.wait_exponential(self.delay_ms / 1000, self.delay_ms_max / 1000, self.multiplier)
-        state = tenacity.RetryCallState(_RETRYING, None, (), {})
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
         state.attempt_number = attempt
         return int(wait(state) * 1000)
 
 
-_RETRYING = tenacity.Retrying()
+def _load() -> None:
+    """Load what calls need, before the first record: a tenth of a worker's imports, for jobs of this kind alone."""
+    import asyncio  # noqa: F401
+
+    import tenacity  # noqa: F401
 
 
 class Request:
@@ -170,6 +175,7 @@ class AsyncMapOperator(RowFunctionOperator):
 
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
+        _load()
         self._segments: deque[_Segment] = deque([_Segment()])
         self._unsent: deque[Request] = deque()
         self._sent = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -60,8 +60,8 @@ class SparkAccess(Protocol):
     def await_slots(self, workers: int, take: Take) -> None:
         """Wait until there is a slot for each worker. Raises NotEnoughSlotsError."""
 
-    def ship_package(self) -> None:
-        """Give the executors our packages. Idempotent."""
+    def ship_package(self, locations: Iterable[str]) -> None:
+        """Give the executors our packages. `locations`: of storage that workers will use. Idempotent."""
 
     def backend(self, template: WorkerTemplate, job_name: str, *, launch_key: str) -> WorkerBackend:
         """What starts the workers of one submission."""
@@ -111,8 +111,8 @@ class ClassicAccess:
     def await_slots(self, workers: int, take: Take) -> None:
         await_slots(self._context, workers, take)
 
-    def ship_package(self) -> None:
-        ship_package(self._context)
+    def ship_package(self, locations: Iterable[str]) -> None:
+        ship_package(self._context, locations)
 
     def backend(self, template: WorkerTemplate, job_name: str, *, launch_key: str) -> WorkerBackend:
         return RddBackend(self._context, template, job_name, launch_key=launch_key)
@@ -174,8 +174,9 @@ class ConnectAccess:
         found = re.search(r"splits=(?:Some\()?(\d+)", str(row[0]))
         return None if found is None else int(found[1]) // int(self._setting("spark.task.cpus", "1"))
 
-    def ship_package(self) -> None:
-        """As an artifact of the session; the server keeps one of a name, which has the hash of its content."""
+    def ship_package(self, locations: Iterable[str]) -> None:
+        """As an artifact of the session; the server keeps one of a name, which has the hash of its content. The daemon is the
+        server's own."""
         self._session.addArtifacts(str(package_path()), pyfile=True)
 
     def backend(self, template: WorkerTemplate, job_name: str, *, launch_key: str) -> WorkerBackend:

@@ -206,7 +206,7 @@ class SparkLauncher:
         self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
     ) -> None:
         with _shipping:
-            self._access.ship_package()
+            self._access.ship_package([accepted.directory])
         for uid, source in plan.sources.items():
             if isinstance(source, DataFrameSource):
                 source.materialise(

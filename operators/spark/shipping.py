@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from holdfast.operators.spark.packaging import write_package
+from holdfast.operators.spark.preloads import ask_for
 from holdfast.operators.worker.working_folders import PACKAGE_FOLDER, FolderSweep, OwnedFolder
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ log = logging.getLogger("holdfast.spark")
 DAEMON_SETTING = "spark.python.daemon.module"
 
 
-def ship_package(context: SparkContext) -> None:
-    """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there."""
+def ship_package(context: SparkContext, locations: Iterable[str] = ()) -> None:
+    """Give the executors our packages, once per SparkContext: the driver's own code, whatever is installed there.
+
+    `locations`: of storage that tasks will use; what it needs is loaded before workers are forked."""
+    ask_for(context.environment, locations)
     path = package_path()
     if path.name in context._python_includes:
         return

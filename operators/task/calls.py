@@ -1,18 +1,21 @@
 """SHELL: calls of users' functions that wait for others: coroutines on one event loop, blocking functions on threads of their own.
 
-They may take as long as they like, or never return, so that none of them runs on the threads that snapshots need."""
+They may take as long as they like, or never return, so that none of them runs on the threads that snapshots need. asyncio is loaded
+for the first coroutine: most jobs have none."""
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.operators.base import UserCall
 from holdfast.operators.task.context import Done
+
+if TYPE_CHECKING:
+    import asyncio
 
 CALL_THREADS_MAX = 256
 """Threads for blocking calls of one process; a call beyond waits for one."""
@@ -69,6 +72,8 @@ class CallRunner:
     # -------------------------------------------------------------------------------------------------------- event loop
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
+        import asyncio
+
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -76,6 +81,8 @@ class CallRunner:
             return self._loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
         asyncio.set_event_loop(loop)
         loop.run_forever()
         for task in self._tasks:
@@ -96,6 +103,8 @@ class CallRunner:
 
 
     async def _awaited(self, call: UserCall, ended: Done) -> None:
+        import asyncio
+
         try:
             result = await call.function(call.argument)
         except asyncio.CancelledError:
@@ -112,6 +121,8 @@ class CallRunner:
 
 def call_and_wait(call: UserCall) -> Any:
     """Make a call on this thread, a coroutine on an event loop of its own: for schedules moved by hand."""
+    import asyncio
+
     result = call.function(call.argument)
     return asyncio.run(result) if call.is_coroutine else result
 

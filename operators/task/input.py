@@ -31,6 +31,7 @@ from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Batch,
+    CheckpointBarrier,
     Element,
     ElementEvent,
     EndOfData,
@@ -525,7 +526,7 @@ class TaskInput:
             self._take(polled)  # a barrier behind splits need not wait for the work either
         elif isinstance(polled, Delivered) and isinstance(polled.element, EndOfData):
             self._event(polled.channel, polled.element)  # its work comes behind this one, and barriers behind it need not wait
-        elif isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and polled.barrier.drain):
+        elif isinstance(polled, Delivered) or (isinstance(polled, TriggerSnapshot) and _waits_for_work(polled.barrier)):
             self._held = polled
         else:
             self._take(polled)
@@ -752,3 +753,9 @@ class TaskInput:
         self.is_drained = True
         self.is_finished = drain and not stopped
         self._on_drained()
+
+
+def _waits_for_work(barrier: CheckpointBarrier) -> bool:
+    """Whether a cut may not fall between two slices. Before a drain all fires; and rows that work has read, and would put back into
+    the state, must not be those of a key that is erased."""
+    return barrier.drain or barrier.erasure is not msgspec.UNSET

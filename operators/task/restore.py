@@ -201,5 +201,5 @@ def _attach(loaded: list[_Loaded]) -> None:
         declared = {state.name for state in each.description.states}
         for name, queue in ((EVENT_TIMERS, timers.event), (PROCESSING_TIMERS, timers.processing)):
             if name in declared:
-                each.keyed.register_timers(name, TimerRows(queue.table, queue.load))
+                each.keyed.register_timers(name, TimerRows(queue.table, queue.load, queue.remove))
         context.timer_service = timers

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.barriers.alignment import AbortedIds, AlignmentMetrics
 from holdfast.barriers.elements import CancelMarker, CheckpointBarrier, Element
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.messages import (
     AcknowledgeCheckpoint,
     Answerable,
@@ -27,12 +28,14 @@ from holdfast.operators.base import CallThread
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
 from holdfast.operators.task.inflight import Elements, InFlight, SubtaskEdges
-from holdfast.statebackends.backend import PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.backend import KeyedStateBackend, PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorSubtaskState, SegmentHandle
 from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, held_paths
 from holdfast.statebackends.secrets import hide_resolved
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.port import Flow, Storage
 
@@ -242,7 +245,7 @@ class SubtaskCheckpointCoordinator:
         parts: list[_OperatorPart] = []
         try:
             for node in chain.nodes:
-                parts.append(self._freeze(node, barrier.checkpoint_id))
+                parts.append(self._freeze(node, barrier))
         except BaseException:
             _release(parts)
             raise
@@ -304,9 +307,11 @@ class SubtaskCheckpointCoordinator:
         running.stores.append(store)
         return store.measure(flow, self._clock)
 
-    def _freeze(self, node: ChainNode, checkpoint_id: int) -> _OperatorPart:
-        context = node.context
+    def _freeze(self, node: ChainNode, barrier: CheckpointBarrier) -> _OperatorPart:
+        context, checkpoint_id = node.context, barrier.checkpoint_id
         node.operator.snapshot_state(checkpoint_id)
+        if context.keyed_backend is not None and barrier.erasure is not msgspec.UNSET:
+            _erase(node.uid, context.keyed_backend, barrier.erasure)
         keyed = None if context.keyed_backend is None else context.keyed_backend.snapshot(checkpoint_id)
         try:
             lists = None if context.operator_backend is None else context.operator_backend.snapshot(checkpoint_id)
@@ -325,14 +330,16 @@ class SubtaskCheckpointCoordinator:
         uid, subtask, attempt = self._chain.nodes[index].uid, self._key.subtask, self._attempt
         nonce = f"{self._nonce}{index}"
         is_savepoint = barrier.kind in SAVEPOINT_KINDS
+        is_erased = _erases(barrier, uid)
+        is_alone = is_savepoint or is_erased
         return SnapshotTarget(
             checkpoint_id=barrier.checkpoint_id,
             folder=folder,
             file_prefix=exclusive_prefix(uid, subtask, attempt) + nonce,
-            canonical=is_savepoint and not barrier.native,
+            canonical=(is_savepoint and not barrier.native) or is_erased,
             inline_threshold=self._inline_threshold,
-            shared_prefix="" if is_savepoint else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
-            pack_threshold=0 if is_savepoint else self._pack_threshold,
+            shared_prefix="" if is_alone else shared_prefix(barrier.checkpoint_id, uid, subtask, attempt) + nonce,
+            pack_threshold=0 if is_alone else self._pack_threshold,
             base=barrier.base,
         )
 
@@ -342,7 +349,7 @@ class SubtaskCheckpointCoordinator:
         for index, part in enumerate(running.parts):
             uid = part.node.uid
             target = self._target(running.barrier, folder, index)
-            is_savepoint = running.barrier.kind in SAVEPOINT_KINDS
+            is_savepoint = running.barrier.kind in SAVEPOINT_KINDS or _erases(running.barrier, uid)
             # Other tools read the tables of a savepoint, too: files, however small, never bytes within `_metadata`.
             tables = msgspec.structs.replace(target, inline_threshold=0) if is_savepoint else target
             keyed = () if part.keyed is None else (yield from part.keyed.flow(tables))
@@ -562,6 +569,21 @@ class SubtaskCheckpointCoordinator:
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
         self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, clip(message)))
+
+
+def _erases(barrier: CheckpointBarrier, uid: str) -> bool:
+    return barrier.erasure is not msgspec.UNSET and uid in barrier.erasure.uids
+
+
+def _erase(uid: str, backend: KeyedStateBackend, erasure: Erasure) -> None:
+    """A key that can't be one of the operator's is not in its state."""
+    if uid not in erasure.uids:
+        return
+    try:
+        key = KeyOf.parse(erasure.key, backend.key_type)
+    except InvalidConfigError:
+        return
+    backend.erase(key, erasure.states_of(uid))
 
 
 def _ignore(result: Any, error: BaseException | None) -> None:

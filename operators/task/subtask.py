@@ -663,6 +663,7 @@ class Subtask:
             native=trigger.native,
             unaligned=trigger.unaligned,
             aligned_timeout_ms=trigger.aligned_timeout_ms,
+            erasure=trigger.erasure,
         )
         stops = trigger.kind is CheckpointKind.STOP_SAVEPOINT
         if stops and trigger.drain:

@@ -44,8 +44,9 @@ from holdfast.barriers.messages import (
 from holdfast.operators.task.context import Clock
 from holdfast.operators.worker.answers import Answering
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
-from holdfast.operators.worker.session import Session
+from holdfast.operators.worker.session import ACK_COLLECT_MS, Session
 from holdfast.operators.worker.session_events import (
+    BACKOFF_MAX_MS,
     AcksAnswered,
     Action,
     AnswerQuestion,
@@ -92,6 +93,10 @@ CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 4.0
 """Of an answer to a heartbeat, a state or a small acknowledgement, where there are several coordinators."""
+PROBE_TIMEOUT_S = 1.0
+"""Of the question whether one of several coordinators that did not answer in time answers again."""
+ROUND_PAUSE_MAX_MS = 300
+"""Longest pause between two rounds through several coordinators, of which one is about to take over."""
 STREAM_TIMEOUT_S = 10.0
 """Silence on the command stream, which carries a keep-alive every 2 s, after which it counts as broken."""
 
@@ -127,6 +132,10 @@ class RejectedError(HoldfastError):
 
 class UnreachableError(HoldfastError):
     """The request got no answer."""
+
+
+class SilentError(UnreachableError):
+    """No answer came in time: whoever listens there may hang, or be a machine that is gone."""
 
 
 class UntrustedError(UnreachableError):
@@ -185,6 +194,8 @@ class CoordinatorHttp:
         self._pool = self._new_pool()
         self._said = ""
         """What was last logged of TLS."""
+        self.pause_max_ms = BACKOFF_MAX_MS
+        """Longest pause before a request that failed is repeated; 0: the next coordinator was not asked yet."""
 
     def _new_pool(self) -> urllib3.PoolManager:
         context = client_context(self._authorities or authorities_of(self._address.state_directory))
@@ -205,7 +216,10 @@ class CoordinatorHttp:
         is_late = isinstance(answered, StorageUnavailableError) and not isinstance(answered, NotLeaderError)
         stays = is_late and self._addresses.are_several
         target = self._target
-        self._target = next_target(target, answered, lambda: target.url if stays else self._next_address(target.url))
+        if isinstance(error, SilentError):
+            self._addresses.was_silent(target.url)
+        self.pause_max_ms = 0 if self._addresses.are_several else BACKOFF_MAX_MS
+        self._target = next_target(target, answered, lambda: self._stay(target.url) if stays else self._next_address(target.url))
         if isinstance(error, UntrustedError) and self._authorities is None:
             before, self._pool = self._pool, self._new_pool()  # one that has TLS since its restart published what to trust
             before.clear()
@@ -213,7 +227,8 @@ class CoordinatorHttp:
     def _unreachable(self, error: Exception, url: str) -> UnreachableError:
         insecure = transport_failure(error, url)
         if insecure is None:
-            return UnreachableError(str(error))
+            is_late = isinstance(error, urllib3.exceptions.TimeoutError)
+            return (SilentError if is_late else UnreachableError)(str(error))
         if insecure.message != self._said:
             log.warning("%s", insecure)
             self._said = insecure.message
@@ -232,7 +247,29 @@ class CoordinatorHttp:
             self._addresses.learn(members)
 
     def _next_address(self, failed: str = "") -> str:
-        return self._addresses.next(self._address.recorded_url(), failed)
+        found = self._addresses.next(self._address.recorded_url(), failed)
+        self.pause_max_ms = self._round_pause_max_ms if self._addresses.begins_round else 0
+        return found
+
+    def _stay(self, url: str) -> str:
+        self.pause_max_ms = self._round_pause_max_ms
+        return url
+
+    @property
+    def _round_pause_max_ms(self) -> int:
+        return ROUND_PAUSE_MAX_MS if self._addresses.are_several else BACKOFF_MAX_MS
+
+    def check_silent(self) -> None:
+        """Raise SilentError if the target is one of several that did not answer in time, and still does not: a request there would
+        wait for long, while another one may be the active one by now."""
+        url = self._target.url
+        if not self._addresses.are_several or not self._addresses.is_silent(url):
+            return
+        timeout = urllib3.Timeout(total=PROBE_TIMEOUT_S)
+        try:
+            self._pool.request("GET", f"{url}/healthz", timeout=timeout, headers={})
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error, url) from error
 
     @property
     def report_timeout_s(self) -> float:
@@ -253,6 +290,7 @@ class CoordinatorHttp:
         if len(body) > BLOCK_BYTES:
             headers = {**headers, "Content-Length": str(len(body))}
         sent = _blocks(body) if len(body) > BLOCK_BYTES else body
+        self.check_silent()
         try:
             answer = self._pool.request("POST", f"{target.url}{self._base}{path}", body=sent, headers=headers, timeout=timeout)
         except urllib3.exceptions.HTTPError as error:
@@ -394,7 +432,7 @@ class Gateway:
         self._frames_refused = frames_refused
         self._answering = answering
         self._http = CoordinatorHttp(address, identity.job_id, identity.slot)
-        self._session = Session(identity, random_source or random.Random())
+        self._session = Session(identity, random_source or random.Random(), ack_collect_ms=ACK_COLLECT_MS)
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[int, AckBatch] | None] = queue.SimpleQueue()
         """Numbered batches for the sender."""
@@ -452,10 +490,13 @@ class Gateway:
             match event:
                 case None:
                     self._is_flushing = True
+                    if not self._stopping and self._session.stop_collecting():
+                        self._handle(DeadlineReached())
                 case _FromStream(generation=generation, event=seen, unopened=unopened):
                     if generation == self._generation:
                         if unopened is not None:
                             self._http.stream_unopened(*unopened)
+                            seen = RequestFailed("stream", self._http.pause_max_ms)
                         self._handle(seen)
                 case _Sent():
                     if event.number == self._large_number:
@@ -576,7 +617,7 @@ class Gateway:
                 log.warning("the coordinator refused a message of %s, which is not repeated unchanged: %s", request, error)
                 return RequestRefused(request, error.message, rejected=True)
             self._http.failed(error, asked)
-            return RequestFailed(request)
+            return RequestFailed(request, self._http.pause_max_ms)
 
     # --------------------------------------------------------------------------------------------------------- sender
 

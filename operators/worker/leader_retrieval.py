@@ -19,6 +19,9 @@ FOLLOWED_MAX = 4
 MEMBERS_MAX = 32
 """Addresses of members that are remembered, at most."""
 
+SILENT_ROUNDS = 16
+"""Rounds through the others before one that did not answer in time is asked again."""
+
 URL_CHARACTERS_MAX = 2_048
 """Longer texts are no address of a member."""
 
@@ -83,13 +86,18 @@ def split_urls(text: str) -> tuple[str, ...]:
 
 
 class MemberAddresses:
-    """Addresses of the coordinators of which any may be active: each is asked in turn. Not thread-safe."""
+    """Addresses of the coordinators of which any may be active: each is asked in turn, once a round. Not thread-safe."""
 
     def __init__(self, configured: Sequence[str]) -> None:
         """`configured`: at least one; the first is asked first."""
         self._configured = tuple(dict.fromkeys(configured))
         self._members: tuple[str, ...] = ()
-        self._turn = -1
+        self._asked: set[str] = set()
+        """In this round."""
+        self._silent: dict[str, int] = {}
+        """Those that did not answer in time -> rounds in which they are not asked."""
+        self.begins_round = True
+        """The one that `next` named last is asked for another time, or for the first one: with a pause before it."""
 
     @property
     def are_several(self) -> bool:
@@ -103,7 +111,18 @@ class MemberAddresses:
 
     def reached(self) -> None:
         """One was reached: the next search begins from the front."""
-        self._turn = -1
+        self._asked.clear()
+        self._silent.clear()
+
+    def was_silent(self, url: str) -> None:
+        """One of several did not answer in time: asking it costs as much again, and is done every SILENT_ROUNDS rounds."""
+        self._silent[url] = SILENT_ROUNDS
+        while len(self._silent) > 2 * MEMBERS_MAX:
+            del self._silent[next(iter(self._silent))]
+
+    def is_silent(self, url: str) -> bool:
+        """Whether one did not answer in time, and nobody was reached since."""
+        return url in self._silent
 
     def next(self, recorded: str | None, failed: str = "") -> str:
         """The next one: what the state directory says (`recorded`, if this machine sees it), the members, the configured ones; and
@@ -111,10 +130,16 @@ class MemberAddresses:
         first: tuple[str, ...] = () if recorded is None else (recorded,)
         is_moved = recorded is not None and not self.are_several  # an only coordinator is not at its old address
         known = list(dict.fromkeys(first if is_moved else (*first, *self._members, *self._configured)))
-        self._turn += 1
-        if known[self._turn % len(known)] == failed:
-            self._turn += 1
-        return known[self._turn % len(known)]
+        self._asked.add(failed)
+        left = [url for url in known if url not in self._asked and not self._silent.get(url)]
+        self.begins_round = not left
+        if not left:
+            self._asked.clear()
+            self._silent = {url: max(0, rounds - 1) for url, rounds in self._silent.items()}
+            awake = [url for url in known if not self._silent.get(url)] or known
+            left = [url for url in awake if url != failed] or awake
+        self._asked.add(left[0])
+        return left[0]
 
 
 def _may_follow(target: Target, url: str, epoch: int) -> bool:

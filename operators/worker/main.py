@@ -306,12 +306,12 @@ def keep_freed_memory() -> None:
 
 
 def warm_imports() -> None:
-    """Load what Arrow loads on first use (Parquet, and pandas where it is installed), while the worker registers.
+    """Load what Arrow loads for its first array (pandas, where it is installed), while the worker registers.
 
-    Otherwise the loop would stand still at its first batch."""
+    Otherwise the loop would stand still at its first batch. Parquet is for canonical savepoints, and loaded on the pool with the
+    first one; sources and sinks of it load it with the plan."""
     import numpy as np
     import pyarrow as pa
-    import pyarrow.parquet
 
     pa.array(np.zeros(1))
 

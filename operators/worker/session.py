@@ -22,6 +22,7 @@ from holdfast.barriers.messages import (
     AlignWatermarks,
     Answerable,
     CancelTasks,
+    DeclineCheckpoint,
     Deploy,
     Deployment,
     FinishTasks,
@@ -41,6 +42,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.operators.worker.sampling import QuestionUnderWay
 from holdfast.operators.worker.session_events import (
+    BACKOFF_MAX_MS,
     AckKey,
     AcksAnswered,
     Action,
@@ -75,9 +77,11 @@ from holdfast.operators.worker.session_events import (
 )
 
 BACKOFF_MIN_MS = 50
-BACKOFF_MAX_MS = 1_000
 ACK_ITEMS_MAX = 256
 """Most acknowledgements in one POST."""
+ACK_COLLECT_MS = 2
+"""ms that the first acknowledgement waits for those of the worker's other subtasks, at most: one request for all costs the
+coordinator a fraction of one for each."""
 ACK_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of inline state in one POST, unless a single one holds more: the coordinator bounds the body of a request."""
 REGISTER_BYTES_MAX = 1024 * 1024
@@ -98,7 +102,8 @@ class SessionState(StrEnum):
 class Session:
     """Session of one worker process. At most one request of each kind is under way."""
 
-    def __init__(self, identity: WorkerIdentity, random_source: random.Random) -> None:
+    def __init__(self, identity: WorkerIdentity, random_source: random.Random, *, ack_collect_ms: int = 0) -> None:
+        """`ack_collect_ms`: as ACK_COLLECT_MS; 0: each is posted as soon as may be."""
         self._identity = identity
         self._random = random_source
         self.state = SessionState.WAITING
@@ -117,6 +122,9 @@ class Session:
         self._register_alone = False
         """A registration was refused because of its unanswered items: they are posted after it."""
         self._unanswered: OrderedDict[AckKey, Answerable] = OrderedDict()
+        self._ack_collect_ms = ack_collect_ms
+        self._acks_due_ms = 0
+        """Until then acknowledgements are collected; in the past for those that came while others were under way."""
         self._statuses: dict[SubtaskKey, SubtaskStatus] = {}
         self._dirty: dict[SubtaskKey, SubtaskStatus] = {}
         self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
@@ -144,8 +152,8 @@ class Session:
                 pass
             case RegistrationAnswered(registered=registered):
                 actions += self._registered(registered, now_ms)
-            case RequestFailed(request=request):
-                self._failed(request, now_ms)
+            case RequestFailed(request=request, pause_max_ms=pause_max_ms):
+                self._failed(request, pause_max_ms, now_ms)
             case RequestRefused():
                 actions += self._refused(event, now_ms)
             case CommandReceived(line=line):
@@ -159,16 +167,16 @@ class Session:
                 self._heartbeat_answered(epoch, now_ms)
             case ReportsReady(reports=reports):
                 for report in reports:
-                    self._report(report)
+                    self._report(report, now_ms)
             case AnswerReady() | StatusChanged():
-                self._report(event)
+                self._report(event, now_ms)
             case _:
                 assert_never(event)
         return actions + self._due(now_ms)
 
-    def _report(self, report: AnswerReady | StatusChanged) -> None:
+    def _report(self, report: AnswerReady | StatusChanged, now_ms: int) -> None:
         if isinstance(report, AnswerReady):
-            self._answer_ready(report.item)
+            self._answer_ready(report.item, now_ms)
         else:
             self._status_changed(report.status)
 
@@ -183,7 +191,7 @@ class Session:
         # Only requests with content count: the retry time of a request that has nothing left to send must not wake the shell.
         wanted = {"stream": 0, "heartbeat": self._heartbeat_due_ms}
         if self._unanswered:
-            wanted["acks"] = 0
+            wanted["acks"] = 0 if self._are_acks_due(0) else self._acks_due_ms
         if self._dirty:
             wanted["states"] = 0
         waiting = [max(at, self._retry_at_ms.get(request, 0)) for request, at in wanted.items() if request not in self._under_way]
@@ -205,7 +213,7 @@ class Session:
         if self._may_send("stream", now_ms):
             self._under_way.add("stream")
             actions.append(OpenStream(self.epoch, self.session, self._last_number))
-        if self._unanswered and self._may_send("acks", now_ms):
+        if self._unanswered and self._are_acks_due(now_ms) and self._may_send("acks", now_ms):
             items = first_batch(self._unanswered.values(), 1 if self._alone.get("acks") else ACK_ITEMS_MAX, ACK_BYTES_MAX)
             self._posted["acks"] = items
             self._under_way.add("acks")
@@ -220,6 +228,16 @@ class Session:
             self._heartbeat_due_ms = now_ms + self._heartbeat_interval_ms
             actions.append(PostHeartbeat(self.session, self.attempt, self._beats_bare))
         return actions + self._answers(now_ms)
+
+    def _are_acks_due(self, now_ms: int) -> bool:
+        """Whether collecting is over: its time is, each subtask has one, or a state is to be sent, which no acknowledgement is to
+        come behind."""
+        return now_ms >= self._acks_due_ms or bool(self._dirty) or len(self._unanswered) >= min(len(self._statuses), ACK_ITEMS_MAX)
+
+    def stop_collecting(self) -> bool:
+        """Let acknowledgements wait no more, from now on; True if there are any that did. The next event sends them."""
+        was_due_ms, self._acks_due_ms, self._ack_collect_ms = self._acks_due_ms, 0, 0
+        return bool(self._unanswered) and was_due_ms > 0
 
     def _answers(self, now_ms: int) -> list[Action]:
         """To questions. Behind heartbeats: what people want to know holds no lease up."""
@@ -260,16 +278,18 @@ class Session:
         self._under_way = {"register"}
         return SendRegister(body)
 
-    def _register_again(self, now_ms: int, *, after_failure: bool) -> None:
+    def _register_again(self, now_ms: int, *, after_failure: bool, pause_max_ms: int = BACKOFF_MAX_MS) -> None:
         self.state = SessionState.WAITING
         self._question.forget()
         self._under_way.clear()
         self._posted.clear()
-        self._retry_at_ms = {"register": now_ms + (self._backoff() if after_failure else 0)}
+        self._retry_at_ms = {"register": now_ms + (self._backoff(pause_max_ms) if after_failure else 0)}
 
-    def _backoff(self) -> int:
+    def _backoff(self, max_ms: int) -> int:
         """Random delay of 50 to 100 % of the backoff: workers that lost the same coordinator don't return at the same time."""
-        ceiling = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
+        if max_ms <= 0:
+            return 0  # so many requests as there are coordinators follow one another; only a round of them is a failure
+        ceiling = min(max_ms, BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
         self._failures += 1
         return int(ceiling * (0.5 + self._random.random() / 2))
 
@@ -279,7 +299,7 @@ class Session:
         self._failures = 0
         self.unreachable_since_ms = None
 
-    def _failed(self, request: str, now_ms: int) -> None:
+    def _failed(self, request: str, pause_max_ms: int, now_ms: int) -> None:
         if request not in self._under_way:
             return
         self._under_way.discard(request)
@@ -287,9 +307,9 @@ class Session:
         if request in {"register", "acks", "states", "heartbeat"} and self.unreachable_since_ms is None:
             self.unreachable_since_ms = now_ms
         if request == "register":
-            self._register_again(now_ms, after_failure=True)
+            self._register_again(now_ms, after_failure=True, pause_max_ms=pause_max_ms)
         else:
-            self._retry_at_ms[request] = now_ms + self._backoff()
+            self._retry_at_ms[request] = now_ms + self._backoff(pause_max_ms)
 
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
         if event.rejected and self._digest_rejection(event, now_ms):
@@ -520,7 +540,11 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ from the worker
 
-    def _answer_ready(self, item: Answerable) -> None:
+    def _answer_ready(self, item: Answerable, now_ms: int) -> None:
+        if isinstance(item, DeclineCheckpoint):
+            self._acks_due_ms = now_ms  # the checkpoint is over: what its other subtasks still do for it is in vain
+        elif not self._unanswered:
+            self._acks_due_ms = now_ms + self._ack_collect_ms
         self._unanswered[ack_key(item)] = sendable_item(item)
         while len(self._unanswered) > UNANSWERED_MAX:
             self._unanswered.popitem(last=False)

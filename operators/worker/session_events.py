@@ -34,6 +34,8 @@ from holdfast.barriers.messages import (
 )
 from holdfast.statebackends.handles import InlineHandle, StateHandle
 
+BACKOFF_MAX_MS = 1_000
+
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
     """Facts that stay constant while the process lives."""
@@ -71,6 +73,8 @@ class RequestFailed(msgspec.Struct, frozen=True):
     """A request got no answer, or one that a repetition may improve. `request`: register | stream | acks | states | heartbeat."""
 
     request: str
+    pause_max_ms: int = BACKOFF_MAX_MS
+    """Longest pause before it is repeated. 0: the repetition goes to a coordinator that was not asked yet."""
 
 
 class RequestRefused(msgspec.Struct, frozen=True):

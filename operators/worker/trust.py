@@ -80,7 +80,8 @@ def _of_certificate(error: ssl.SSLCertVerificationError) -> tuple[str, str]:
         return "not_yet_valid", "by the clock of this machine its certificate is not valid yet"
     if error.verify_code in _WRONG_NAMES:
         return "wrong_name", f"its certificate is for another host: {error.verify_message}"
-    text = f"its certificate is not trusted ({error.verify_message}): give the authority with --ca or HOLDFAST_CA, or --state-dir"
+    how = "give the authority with --ca, ca= of the Environment or HOLDFAST_CA, or --state-dir"
+    text = f"its certificate is not trusted ({error.verify_message}): {how}"
     return "untrusted", text
 
 

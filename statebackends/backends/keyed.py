@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.statebackends.backend import KeyCourse, PendingSnapshot, TimerRowProvider
 from holdfast.statebackends.columnar.state import NumpyColumnarState
@@ -32,6 +33,7 @@ from holdfast.statebackends.heap.ttl import IncrementalCleanup, StateTtl, TableT
 from holdfast.statebackends.heap.ttl_states import create_ttl_state
 from holdfast.statebackends.layout import file_name
 from holdfast.statebackends.row_tables.table import SortedRowTable
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import (
     COLUMNAR_KIND,
@@ -250,6 +252,36 @@ class KeyedBackendBase(ABC):
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         if self._chains is not None:
             self._chains.forget(checkpoint_id)
+
+    def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
+        group = self.key_type.key_group(key.value, self.max_parallelism)
+        if group not in self._key_groups:
+            return False
+        for name, serializer in self._serializers.items():
+            if states is None or name in states:
+                for namespace in self._namespaces_of(serializer, key.encoded, group):
+                    self._state_table(serializer, namespace).remove(key.encoded)
+        column = self._column_of(self.key_type.arrays_of_encoded([key.encoded]))
+        for name, state in self._columnar.items():
+            if states is None or name in states:
+                state.erase(column)
+        for name, rows in self._row_tables.items():
+            if states is None or name in states:
+                rows.delete(rows.rows_of(column))
+        self._erase_timers(key, states)
+        return True
+
+    def _erase_timers(self, key: KeyOf, states: frozenset[str] | None) -> None:
+        for name, provider in self._timers.items():
+            if states is None or name in states:
+                provider.erase(key.encoded)
+        for name, table in self._restored_timers.items():
+            if states is None or name in states:
+                self._restored_timers[name] = table.filter(pc.invert(key.mask(table)))
+
+    def _namespaces_of(self, serializer: StateSerializer, encoded_key: bytes, key_group: int) -> list[bytes]:
+        """Namespaces in which a state may have rows of a key."""
+        return [namespace for name, namespace in self._state_tables if name == serializer.name]
 
     @abstractmethod
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]: ...

@@ -83,6 +83,11 @@ class WindowPanes:
         if self._first is not None and self._number(namespace) < self._first + self._panes:
             self._first = None
 
+    def forget(self) -> None:
+        """Panes lost rows: what is merged is not what they hold."""
+        self._first = None
+        self._merged, self._slots = [], {}
+
     def merged(self, start: int) -> Iterator[None]:
         """Merge the panes of the window that begins at `start`, step by step; panes must not change in between."""
         first = self._number(start)

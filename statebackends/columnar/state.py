@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +122,7 @@ class NumpyColumnarState:
         self._marks: dict[int, int] = {}  # barrier -> epoch that it ended
         self._removed: dict[int, int] = {}  # namespace -> epoch in which it, or rows at its front, went last
         self._freezes: list[FrozenState] = []  # those that are not released
+        self._made_panes: WeakSet[WindowPanes] = WeakSet()
         self._looked_up: tuple[KeyColumn, int, Slots] | None = None  # of the last update: who asks for its rows asks next
 
     def update(
@@ -195,7 +197,7 @@ class NumpyColumnarState:
         offset_ms: int,
         keys: KeyColumn | None = None,
     ) -> WindowPanes:
-        return WindowPanes(
+        made = WindowPanes(
             self if keys is None else _PanesOfKeys(self, keys),
             self.descriptor.aggregates,
             self._new_index,
@@ -204,6 +206,8 @@ class NumpyColumnarState:
             offset_ms=offset_ms,
             operator=self._operator,
         )
+        self._made_panes.add(made)
+        return made
 
     def pane(self, namespace: int) -> PaneRows:
         """What a namespace holds, as it is: it must not be changed, and changes with the next update."""
@@ -276,6 +280,28 @@ class NumpyColumnarState:
         self.remove(namespace)
         if len(slots):
             self.merge_into(namespace, keys, rows.accumulators, slots)
+
+    def erase(self, keys: KeyColumn) -> None:
+        """Remove the rows of some keys from every namespace; all others stay as they are, in their order. Whoever has asked for
+        rows must not go on with their numbers."""
+        for namespace in list(self._order):
+            rows = self._tables[namespace]
+            slots = rows.index.find(keys)
+            if (slots >= 0).any():  # those that were dropped, too
+                self._erase_rows(namespace, rows, slots)
+        for panes in self._made_panes:
+            panes.forget()
+
+    def _erase_rows(self, namespace: int, rows: _Rows, slots: Slots) -> None:
+        """Made anew as a restore makes them: `rows` may be read by a snapshot."""
+        arrays, _, parts = _FrozenTable(namespace, rows).columns()
+        is_kept = np.ones(rows.count, np.bool_)
+        is_kept[slots[slots >= rows.dropped] - rows.dropped] = False
+        self.remove(namespace)
+        if is_kept.any():
+            kept = pa.array(is_kept)
+            keys = self._column_of([each.filter(kept) for each in arrays])
+            self._rows(namespace).load(keys, [each.filter(kept) for each in parts])
 
     def drop_front(self, namespace: int, count: int) -> None:
         if not 0 <= count <= self.row_count(namespace):

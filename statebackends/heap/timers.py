@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.statebackends.backend import TimerRow
-from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
+from holdfast.statebackends.heap.state_table import (
+    MISSING,
+    CopyOnWriteStateTable,
+    FrozenDirtyKeys,
+    lookup,
+    visible_batches,
+    visible_keys,
+)
 
 _ROWS_PER_BATCH = 1 << 14
 
@@ -13,10 +20,17 @@ _ROWS_PER_BATCH = 1 << 14
 class TimerRows:
     """Implements `backend.TimerRowProvider` over a table whose keys are the rows."""
 
-    def __init__(self, table: CopyOnWriteStateTable, load: Callable[[Sequence[TimerRow]], None]) -> None:
-        """`load` adds restored rows to the table, and to the order of its owner."""
+    def __init__(
+        self,
+        table: CopyOnWriteStateTable,
+        load: Callable[[Sequence[TimerRow]], None],
+        remove: Callable[[TimerRow], object] | None = None,
+    ) -> None:
+        """`load` adds restored rows to the table, and to the order of its owner; `remove` takes one from both. None: there is no
+        order."""
         self._table = table
         self._load = load
+        self._remove = table.remove if remove is None else remove
 
     def freeze(self) -> FrozenTimerRows:
         return FrozenTimerRows(self._table)
@@ -26,6 +40,11 @@ class TimerRows:
 
     def track_since(self, base: int) -> None:
         self._table.track_since(base)
+
+    def erase(self, encoded_key: bytes) -> None:
+        for row in visible_keys((self._table.active, *self._table.immutable), maps=False):
+            if row[1] == encoded_key:
+                self._remove(row)
 
 
 class FrozenTimerRows:

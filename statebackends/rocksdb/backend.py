@@ -28,6 +28,7 @@ from holdfast.statebackends.rocksdb.row_keys import Row, row_key
 from holdfast.statebackends.rocksdb.state_table import RocksDBMapTable, RocksDBStateTable
 from holdfast.statebackends.rocksdb.ttl_cleanup import StoredRowCleanup
 from holdfast.statebackends.rocksdb.write_buffer import ImmutableBuffer, WriteBuffer, WriteBufferLimits
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
@@ -112,6 +113,16 @@ class RocksKeyedBackend(KeyedBackendBase):
         groups = self._rows.groups_of(list(shown)).tolist() if shown else []
         present = [key for key, group in zip(shown, groups, strict=True) if self._has(state_table, key, group)]
         yield from chain(present, stored)
+
+    def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
+        is_own = super().erase(key, states)
+        self._write_buffer.purges = True  # tables restored before a rescale have rows of other key groups, too
+        return is_own
+
+    def _namespaces_of(self, serializer: StateSerializer, encoded_key: bytes, key_group: int) -> list[bytes]:
+        store = self._write_buffer.store
+        stored = store.namespaces_of(key_group, store.state_id(serializer.name), encoded_key)
+        return list(dict.fromkeys([*super()._namespaces_of(serializer, encoded_key, key_group), *stored]))
 
     def _has(self, state_table: CopyOnWriteStateTable, key: bytes, key_group: int) -> bool:
         if not isinstance(state_table, RocksDBMapTable):

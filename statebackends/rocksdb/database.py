@@ -25,8 +25,10 @@ from typing import Any
 
 from rocksdict import (
     AccessType,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    CompactOptions,
     DbClosedError,
     IngestExternalFileOptions,
     Rdict,
@@ -46,7 +48,15 @@ from holdfast.statebackends.errors import (
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import TABLE_SUFFIX
 from holdfast.statebackends.rocksdb.options import LOADING, Compaction, RocksMemory, changeable, database_options
-from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE, Row, RowKey, parse_row_key
+from holdfast.statebackends.rocksdb.row_keys import (
+    GROUP_AND_STATE,
+    NAMESPACE_BYTES_MAX,
+    Row,
+    RowKey,
+    parse_row_key,
+    row_key,
+    row_key_start,
+)
 from holdfast.statebackends.storage.failures import rocksdb_failure
 
 
@@ -125,7 +135,7 @@ class RocksStore:
         self._without_wal = WriteOptions()
         self._without_wal.disable_wal = True
         self._without_wal.no_slowdown = True
-        self._closed = self._refusing = False
+        self._closed = self._refusing = self._is_purged = False
         self._is_read_only = read_only
         self.stalled_s = 0.0
         """Time that writes and flushes have waited for room in the database, s; it only grows."""
@@ -271,10 +281,68 @@ class RocksStore:
             for key, value in self._rows_from(iterator, GROUP_AND_STATE.pack(key_group, state_id)):
                 yield parse_row_key(key), value
 
+    def state_chunks(self, state_id: int, groups: KeyGroupRange, rows: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """(row key, value) of one state in some key groups, ascending, at most `rows` at a time: for a pass over all rows, in which
+        every call per row counts.
+
+        rocksdict's own loop says nothing of a damaged table that it ends at. So behind its last row of each key group an iterator
+        goes on, and finds either the end or the damage."""
+        found: list[tuple[bytes, bytes]] = []
+        ends = self._iterator(GROUP_AND_STATE.pack(groups.start, state_id))
+        for key_group in range(groups.start, groups.stop):
+            prefix = last = GROUP_AND_STATE.pack(key_group, state_id)
+            bound = ReadOptions()  # must live as long as the loop, which reads the bound from it
+            bound.set_iterate_upper_bound((int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big"))
+            loop = self._items(prefix, bound)
+            while some := self._taken(loop, rows - len(found), last):
+                found += some
+                last = some[-1][0]
+                if len(found) == rows:
+                    yield found
+                    found = []
+            for row in self._rows_from(ends, prefix, None if last is prefix else last + b"\0"):
+                found.append(row)
+                if len(found) == rows:
+                    yield found
+                    found = []
+        if found:
+            yield found
+
     def rows_after(self, key_group: int, state_id: int, after: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """(row key, value) of one state in one key group, ascending, from behind the row key `after` if given."""
         prefix = GROUP_AND_STATE.pack(key_group, state_id)
         return self._rows_from(self._iterator(prefix), prefix, None if after is None else after + b"\0")
+
+    def namespaces_of(self, key_group: int, state_id: int, key: bytes) -> list[bytes]:
+        """Namespaces in which a state has rows of a key. A namespace's length stands in front of the key: one search for each
+        length that the state has in this key group."""
+        found: dict[bytes, None] = {}
+        prefix = GROUP_AND_STATE.pack(key_group, state_id)
+        iterator = self._iterator(prefix)
+        start: bytes | None = row_key(key_group, state_id, key, b"")
+        while start is not None:
+            before, start = start, None
+            for stored, _ in self._rows_from(iterator, prefix, before):
+                parts = parse_row_key(stored)
+                if len(parts.key) > len(key):
+                    break
+                if parts.key == key:
+                    found[parts.namespace] = None
+                    continue
+                # the first row of the key with namespaces of this length, or with longer ones
+                length = len(parts.namespace) + (parts.key > key)
+                start = row_key_start(key_group, state_id, key, length) if length <= NAMESPACE_BYTES_MAX else None
+                break
+        return list(found)
+
+    def purge(self) -> None:
+        """Any thread, while no other writes: replaced and deleted rows leave every file that later copies have. O(rows)."""
+        with self._storing(self.folder):
+            self._flush()
+            options = CompactOptions()
+            options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+            self._db.compact_range(None, None, options)
+        self._is_purged = True
 
     @property
     def is_refusing(self) -> bool:
@@ -303,7 +371,14 @@ class RocksStore:
             if not self._compaction.in_background and self._is_crowded():
                 self._db.compact_range(None, None)
             Checkpoint(self._db).create_checkpoint(folder)
+            if self._is_purged:
+                self._renew_manifest(folder)
             return sorted(name for name in os.listdir(folder) if name not in _UNUSED_FILES)
+
+    def _renew_manifest(self, folder: str) -> None:
+        """A database's manifest has the first and the last key of every table that it ever had. An opened copy gets a new one."""
+        options = database_options(self._write_buffer_bytes, Cache(1 << 20), Compaction(in_background=False))
+        Rdict(folder, options).close()
 
     def _flush(self) -> None:
         """Flush; a flush itself waits while RocksDB slows writes down or has stopped them, until its background work has caught
@@ -365,6 +440,23 @@ class RocksStore:
             return self._db.iter(*options)
         except BaseException as error:
             self._check_panic(error, prefix)
+            raise
+
+    def _items(self, prefix: bytes, bound: ReadOptions) -> Any:
+        try:
+            return self._db.items(from_key=prefix, read_opt=bound)
+        except BaseException as error:
+            self._check_panic(error, prefix)
+            raise
+
+    def _taken(self, loop: Any, count: int, after: bytes) -> list[tuple[bytes, bytes]]:
+        """The next rows of `loop`, at most `count`."""
+        try:
+            return list(islice(loop, count))
+        except Exception as error:
+            raise self._failure(error) from error
+        except BaseException as error:
+            self._check_panic(error, after)
             raise
 
     def _rows_from(self, iterator: Any, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:

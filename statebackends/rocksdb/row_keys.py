@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ _HEADERS = np.dtype([("group", ">u2"), ("state", ">u2"), ("key", ">u4"), ("names
 _LENGTH = struct.Struct(">H")
 GROUP_AND_STATE = struct.Struct(">HH")
 """Prefix of the rows of one state in one key group."""
+NAMESPACE_BYTES_MAX = 0xFFFF
 
 Row = tuple[bytes, bytes | None]
 """(row key, encoded value); None deletes the row."""
@@ -35,6 +37,11 @@ class RowKey(NamedTuple):
 def row_key(key_group: int, state_id: int, key: bytes, namespace: bytes, map_key: bytes = b"") -> bytes:
     """Row key of its parts. Raises struct.error for a namespace above 65,535 bytes."""
     return _HEADER.pack(key_group, state_id, len(key), len(namespace)) + key + namespace + map_key
+
+
+def row_key_start(key_group: int, state_id: int, key: bytes, namespace_length: int) -> bytes:
+    """Where the rows of a key begin whose namespaces have this length."""
+    return _HEADER.pack(key_group, state_id, len(key), namespace_length) + key
 
 
 def row_keys(groups: npt.NDArray[np.int32], state_id: int, keys: Sequence[bytes], namespace: bytes) -> list[bytes]:
@@ -69,3 +76,40 @@ def parse_row_key(encoded: bytes) -> RowKey:
         encoded[namespace_start:map_key_start],
         encoded[map_key_start:],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeyColumns:
+    """The parts of many row keys, a column each."""
+
+    key_groups: npt.NDArray[np.int32]
+    keys: list[bytes]
+    namespaces: list[bytes]
+    map_keys: list[bytes]
+
+
+def parse_row_keys(encoded: Sequence[bytes]) -> RowKeyColumns:
+    """`parse_row_key` of each. Raises ValueError for one that is shorter than its header says."""
+    size = _HEADER.size
+    headers = np.frombuffer(b"".join([each[:size] for each in encoded]), _HEADERS)
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    namespaces = size + headers["key"].astype(np.int64)
+    stops = namespaces + headers["namespace"]
+    if len(headers) != len(encoded) or (lengths < stops).any():
+        raise ValueError("a row key that is cut off")
+    return RowKeyColumns(
+        headers["group"].astype(np.int32),
+        _cut(encoded, np.full(len(encoded), size), namespaces),
+        _cut(encoded, namespaces, stops),
+        _cut(encoded, stops, lengths),
+    )
+
+
+def _cut(encoded: Sequence[bytes], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
+    """The bytes of each from its start to its stop; most keys of a state have their parts at the same places."""
+    if not (stops > starts).any():
+        return [b""] * len(encoded)
+    if (starts == starts[0]).all() and (stops == stops[0]).all():
+        part = slice(int(starts[0]), int(stops[0]))
+        return [each[part] for each in encoded]
+    return [each[start:stop] for each, start, stop in zip(encoded, starts.tolist(), stops.tolist(), strict=True)]

@@ -44,6 +44,8 @@ class ImmutableBuffer:
         """The idle loop failed to write it, and doesn't try again."""
         self.done = False
         """Written, and hard-linked if `copy_folder` is given: newer buffers may be written."""
+        self.purges = False
+        """Replaced and deleted rows leave the database before the copy is made."""
         self._groups_of = groups_of
         self._left: Iterator[WriteBatch] | None = None
 
@@ -58,6 +60,8 @@ class ImmutableBuffer:
                 store.write_batch(keys, values)
                 if not wholly:
                     return
+            if self.purges:
+                store.purge()
             if self.copy_folder is not None:
                 self.names = store.link_copy(self.copy_folder)
         except BaseException:
@@ -109,6 +113,8 @@ class WriteBuffer:
         """The idle loop writes nothing until the next barrier."""
         self._counted_at = 0
         """Count of selected keys when rows were last counted; less the rows found, if they were too few."""
+        self.purges = False
+        """The next buffer of a snapshot purges the database: rows were erased."""
         self._groups_of = groups_of
         self._limits = limits
         self._immutable: deque[ImmutableBuffer] = deque()  # oldest first
@@ -123,6 +129,8 @@ class WriteBuffer:
         layers = [(table, table.freeze_layer()) for table in self.tables if table.active]
         self.rows_frozen += sum(len(layer) for _, layer in layers)
         buffer = ImmutableBuffer(layers, self._groups_of, copy_folder, behind=behind)
+        if copy_folder is not None:
+            buffer.purges, self.purges = self.purges, False
         self._immutable.append(buffer)
         return buffer
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import InvalidKeyError
-from holdfast.statebackends.keygroups import key_groups_of_hashes
 from holdfast.statebackends.serialization import key_hash, key_types
 from holdfast.statebackends.serialization.key_fields import KeyFieldType, NestedRows
+from holdfast.statebackends.serialization.key_group_columns import key_groups_of_hashes
 
 TUPLE_TAG = b"\x09"
 """First byte of the canonical encoding of a tuple; its fields follow, each with tag and self-delimiting body."""

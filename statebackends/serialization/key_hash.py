@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-KEY_HASH_VERSION = 1
+from holdfast.statebackends.keygroups import KEY_HASH_VERSION as KEY_HASH_VERSION
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF

@@ -25,8 +25,8 @@ from holdfast.statebackends.handles import StateMeta
 from holdfast.statebackends.layout import TTL_STAMP, VALUE
 from holdfast.statebackends.row_tables.table import check_row_table
 from holdfast.statebackends.row_tables.type_text import row_table_text
-from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.schema_changes import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.type_serializer import (
     Copier,
     TypeSerializer,
@@ -129,6 +129,10 @@ class StateSerializer:
         """One value, list element or map value. Raises CorruptStateError."""
         return self.value.decode(encoded)
 
+    def decode_values(self, encoded: Sequence[bytes]) -> list[Any]:
+        """`decode_value` of each."""
+        return self.value.decode_all(encoded)
+
     def encode(self, value: Any) -> bytes:
         """Bytes of one key's value or list, or of one map entry's value. Raises StateValueError."""
         if self.kind == "list":
@@ -175,6 +179,9 @@ class TtlSerializer(StateSerializer):
         if stamps.null_count or not pa.types.is_integer(stamps.type):
             raise CorruptStateError(f"column {TTL_STAMP!r} holds nulls or is not an integer", reason="column type")
         return list(zip(stamps.cast(pa.int64()).to_pylist(), super().from_columns(batch), strict=True))
+
+    def decode_values(self, encoded: Sequence[bytes]) -> list[Any]:
+        return [self.decode_value(each) for each in encoded]
 
     def decode_value(self, encoded: bytes) -> Any:
         return self.stamp_of(encoded), self.value.decode(encoded[_STAMP.size :])

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, StateValueError
-from holdfast.statebackends.serialization.evolution import ChangeKind, Compatibility, SchemaChange, find_changes, worst_verdict
+from holdfast.statebackends.serialization.evolution import find_changes
 from holdfast.statebackends.serialization.key_types import split_arguments
 from holdfast.statebackends.serialization.pickled import pickle_value, unpickle_value
 from holdfast.statebackends.serialization.python_types import ENCODER, parse_type, python_type_of_arrow, value_type_of
+from holdfast.statebackends.serialization.schema_changes import ChangeKind, Compatibility, SchemaChange, worst_verdict
 from holdfast.statebackends.serialization.value_types import (
     SCALARS,
     DictType,
@@ -135,6 +136,13 @@ class TypeSerializer:
             return self._decode(encoded)
         except (*UNDECODABLE, ValueError, TypeError) as error:
             raise CorruptStateError(f"a value of {self.text} can't be decoded: {error}", reason="value encoding") from error
+
+    def decode_all(self, encoded: Sequence[bytes]) -> list[Any]:
+        """`decode` of each."""
+        try:
+            return list(map(self._decode, encoded))
+        except (*UNDECODABLE, ValueError, TypeError):
+            return [self.decode(each) for each in encoded]  # raises for the value at fault
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         """A column of `arrow_type`. Raises StateValueError."""

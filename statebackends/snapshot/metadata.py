@@ -17,7 +17,7 @@ import msgspec
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, UnsupportedVersionError
 from holdfast.statebackends.handles import ChannelState, OperatorState, PlaceholderHandle
-from holdfast.statebackends.serialization.key_hash import KEY_HASH_VERSION
+from holdfast.statebackends.keygroups import KEY_HASH_VERSION
 from holdfast.statebackends.snapshot.in_flight import describe_edge, edge_name, repeated_end
 from holdfast.statebackends.storage.checksums import checksum_of
 from holdfast.statebackends.storage.flows import RECORD_BYTES_MAX

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.statebackends.errors import CorruptStateError, InvalidKeyError
 from holdfast.statebackends.handles import KeyGroupRange
@@ -23,6 +22,9 @@ from holdfast.statebackends.snapshot.sorting import LARGE_POOL
 from holdfast.statebackends.snapshot.tables import key_groups_of, restrict, sort_by_key_group
 from holdfast.statebackends.snapshot.unpacking import check_arrow, check_parquet, checked_batch
 from holdfast.statebackends.storage.failures import refusal
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 Judge: TypeAlias = Callable[[pa.Table], pa.Table]
 """Returns the rows in canonical types. Raises ValueError, CorruptStateError or pyarrow's errors for rows that break a rule."""
@@ -133,6 +135,8 @@ def _slices(counts: npt.NDArray[np.int64], groups: KeyGroupRange) -> Iterator[Ke
 
 class _ParquetFile(TableFile):
     def __init__(self, source: pa.NativeFile) -> None:
+        import pyarrow.parquet as pq
+
         self._source = source
         row_bytes = check_parquet(source)
         self._rows = max(1, BATCH_BYTES // max(1, row_bytes))
@@ -143,6 +147,8 @@ class _ParquetFile(TableFile):
         yield from self._file.iter_batches(min(BATCH_ROWS, self._rows), columns=None if columns is None else list(columns))
 
     def read(self, groups: KeyGroupRange) -> pa.Table:
+        import pyarrow.parquet as pq
+
         if self.schema.get_field_index(KEY_GROUP) < 0:
             raise ValueError(f"no column {KEY_GROUP!r}")
         file = pq.ParquetFile(self._source)

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvariantError
@@ -92,6 +91,8 @@ def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat) ->
 def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) -> None:
     batches = _checked(stream.batches())
     if table_format == "parquet":
+        import pyarrow.parquet as pq
+
         with pq.ParquetWriter(sink, stream.schema, compression="zstd", store_schema=True) as writer:
             for table in _row_groups(stream.schema, batches):
                 writer.write_table(table, _ROW_GROUP_ROWS)

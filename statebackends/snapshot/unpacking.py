@@ -15,15 +15,17 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from holdfast.statebackends.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 _MAGIC = b"ARROW1"
 _METADATA_BYTES_MAX = 64 << 20
@@ -491,6 +493,8 @@ class _Numbered:
 
     def batches(self, group: int, path: str, rows: int) -> Iterator[pa.RecordBatch]:
         """One column of one row group."""
+        import pyarrow.parquet as pq
+
         if self._file is None:
             self._file = pq.ParquetFile(self.source, read_dictionary=self.paths, pre_buffer=False)
         yield from self._file.iter_batches(rows, row_groups=[group], columns=[path], use_threads=False)
@@ -511,10 +515,10 @@ class _Texts:
         numbers = sum(page.values for page in data if page.encoding in DICTIONARY_ENCODINGS)
         deltas = [page for page in data if page.encoding == DELTA_BYTE_ARRAY]
         longest = max((page.unpacked_bytes for page in self.pages if page.kind == DICTIONARY_PAGE), default=0)
+        if numbers * longest > _MEASURED_BYTES:  # a reader's batches would have few rows: nearly each dictionary has many values
+            longest = self._longest(numbered)
         if deltas:
             return plain + numbers * longest + self._of_deltas(numbered.source, unpacked, deltas)
-        if not unpacked.allows(plain + numbers * longest):
-            longest = self._longest(numbered)
         if not unpacked.allows(plain + numbers * longest):
             return self._counted(numbered, unpacked)
         return plain + numbers * longest
@@ -536,6 +540,8 @@ class _Texts:
 
     def _of_deltas(self, source: pa.NativeFile, unpacked: Unpacked, pages: list[Page]) -> int:
         """Bytes of values in DELTA_BYTE_ARRAY pages. No value is longer than its page; if that is too much, they are counted."""
+        import pyarrow.parquet as pq
+
         bound = sum(page.values * page.unpacked_bytes for page in pages)
         if unpacked.allows(bound) or "." in self.path:  # a single row of a nested column may be too much to read
             return bound

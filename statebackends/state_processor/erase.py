@@ -5,20 +5,15 @@ canonical one without deltas has no other rows than those that can be read."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import OperatorState
-from holdfast.statebackends.serialization.keys import KeyType, key_columns
+from holdfast.statebackends.serialization.key_texts import KeyOf
+from holdfast.statebackends.serialization.keys import key_columns
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
 from holdfast.statebackends.state_processor.edit import CANONICAL, Batches, Change, edit_snapshot
 from holdfast.statebackends.state_processor.reading import PartReader
@@ -27,71 +22,6 @@ from holdfast.statebackends.storage.port import Storage
 
 EVERY_STATE = "*"
 """In place of a state's name: all keyed states and timers of its operator."""
-
-TRUTHS = {"true": True, "false": False}
-
-
-@dataclass(frozen=True, slots=True)
-class KeyOf:
-    """One key of one type."""
-
-    key_type: KeyType
-    value: Any
-    encoded: bytes
-
-    @staticmethod
-    def parse(text: str, key_type: KeyType) -> KeyOf:
-        """The key that a text names: as it is for text, ISO for dates and times, hex for bytes, a JSON list of these for a tuple.
-
-        Raises InvalidConfigError, which does not repeat the text."""
-        try:
-            value = _parsed(text, key_type)
-            return KeyOf(key_type, value, key_type.encode(value))
-        except (ValueError, TypeError, InvalidOperation, InvalidConfigError):
-            message = f"the key can't be one of the type {key_type.text}"
-            raise InvalidConfigError(message, setting="key") from None  # the cause has the key
-
-    def mask(self, batch: pa.RecordBatch | pa.Table) -> pa.Array:
-        """For each row, whether it is of this key. Columns hold canonical values: one NaN, and no -0.0."""
-        names = key_columns(self.key_type)
-        candidates: Any = None
-        for name, member in zip(names, self.value if self.key_type.is_tuple else (self.value,), strict=True):
-            column = batch.column(name)
-            is_nan = isinstance(member, float) and math.isnan(member)
-            same = pc.is_nan(column) if is_nan else pc.equal(column, pa.scalar(member, column.type))
-            candidates = same if candidates is None else pc.and_(candidates, same)
-        return pc.fill_null(candidates, False)
-
-
-def _parsed(text: str, key_type: KeyType) -> Any:
-    if not key_type.is_tuple:
-        return _member(text, key_type.fields[0].text)
-    members = json.loads(text)
-    if not isinstance(members, list) or len(members) != len(key_type.fields):
-        raise ValueError("no list of its fields")
-    texts = [member if isinstance(member, str) else json.dumps(member) for member in members]
-    return tuple(_member(each, field.text) for each, field in zip(texts, key_type.fields, strict=True))
-
-
-def _member(text: str, field: str) -> Any:
-    match field:
-        case "utf8":
-            return text
-        case "int64":
-            return int(text)
-        case "float64":
-            return float(text)
-        case "bool":
-            return TRUTHS[text.lower()] if text.lower() in TRUTHS else int("not a truth value")
-        case "binary":
-            return bytes.fromhex(text)
-        case "date32":
-            return date.fromisoformat(text)
-        case "timestamp[us, UTC]":
-            return datetime.fromisoformat(text)
-        case _:
-            return Decimal(text)
-
 
 def chosen_states(snapshot: StoredSnapshot, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], StoredState]:
     """The keyed states that (uid, state) pairs name, EVERY_STATE included. Raises NotFoundError, InvalidConfigError."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError,
 from holdfast.statebackends.handles import FileHandle, KeyGroupRange, StateHandle
 from holdfast.statebackends.layout import KEY_GROUP, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.rocksdb.row_keys import RowKey
+from holdfast.statebackends.rocksdb.row_keys import parse_row_keys
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, StateSerializer
 from holdfast.statebackends.snapshot.deltas import StatePart, merged_deltas, own_keys_of
 from holdfast.statebackends.snapshot.row_rules import RowRules
@@ -269,8 +268,7 @@ def native_batches(
         state_id = store.state_ids.get(state.meta.name)
         if state_id is None:
             return
-        rows = store.state_rows(state_id, groups)
-        while some := list(islice(rows, BATCH_ROWS)):
+        for some in store.state_chunks(state_id, groups, BATCH_ROWS):
             try:
                 batch = _batch(state, serializer, schema, some)
             except (CorruptStateError, StateValueError) as error:
@@ -281,12 +279,13 @@ def native_batches(
         store.close()
 
 
-def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, rows: list[tuple[RowKey, bytes]]) -> pa.RecordBatch:
-    keys, values = zip(*rows, strict=True)
+def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, rows: list[tuple[bytes, bytes]]) -> pa.RecordBatch:
+    keys = parse_row_keys([key for key, _ in rows])
+    values = [value for _, value in rows]
     columns = [
-        pa.array([key.key_group for key in keys], pa.int32()),
-        *state.key_type().arrays_of_encoded([key.key for key in keys]),
-        pa.array([key.namespace for key in keys], pa.binary()),
+        pa.array(keys.key_groups),
+        *state.key_type().arrays_of_encoded(keys.keys),
+        pa.array(keys.namespaces, pa.binary()),
     ]
     decoded: list[Any] = []
     if serializer.kind == "list":
@@ -296,13 +295,13 @@ def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, r
             elements = _elements(value)
             owners += [row] * len(elements)
             positions += range(len(elements))
-            decoded += map(serializer.decode_value, elements)
+            decoded += serializer.decode_values(elements)
         columns = [column.take(pa.array(owners, pa.int64())) for column in columns]
         columns.append(pa.array(positions, pa.int32()))
     else:
-        decoded += map(serializer.decode_value, values)
+        decoded = serializer.decode_values(values)
     if serializer.map_key is not None:
-        columns.append(serializer.map_key.to_arrow([serializer.map_key.decode(key.map_key) for key in keys]))
+        columns.append(serializer.map_key.to_arrow(serializer.map_key.decode_all(keys.map_keys)))
     columns += serializer.to_arrays(decoded)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

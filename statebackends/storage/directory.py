@@ -82,6 +82,8 @@ class DurableFolders:
         self._fs, self._root = file_system, root
         self._lock = threading.Lock()
         self._known: set[str] = set()
+        self._below: dict[str, set[str]] = {}
+        """Folder -> those in it that are known, or have known ones below them: a deletion must not look at those of all jobs."""
 
     def within(self, folder: str, action: Callable[[], T]) -> T:
         """Run an action in a durable folder; if another process removed the folder meanwhile, make it again and repeat."""
@@ -114,7 +116,16 @@ class DurableFolders:
                 self._fs.mkdir(folder)
         self._sync(parent)
         with self._lock:
-            self._known.add(folder)
+            self._add(folder)
+
+    def _add(self, folder: str) -> None:
+        self._known.add(folder)
+        while (parent := posixpath.dirname(folder)) != folder:
+            beside = self._below.setdefault(parent, set())
+            if folder in beside:
+                return
+            beside.add(folder)
+            folder = parent
 
     def sync(self, folder: str) -> bool:
         """Sync the names in a folder, and the folder's own and its ancestors' unless they are known. False if it does not exist:
@@ -144,7 +155,15 @@ class DurableFolders:
     def forget(self, folder: str) -> None:
         """Forget a deleted folder and those below it; all folders if `folder` is empty."""
         with self._lock:
-            self._known = {known for known in self._known if folder and known != folder and not known.startswith(folder + "/")}
+            if not folder:
+                self._known, self._below = set(), {}
+                return
+            self._below.get(posixpath.dirname(folder), set()).discard(folder)
+            gone = [folder]
+            while gone:
+                each = gone.pop()
+                self._known.discard(each)
+                gone += self._below.pop(each, ())
 
 
 TEMPORARY_FOLDER = ".tmp"

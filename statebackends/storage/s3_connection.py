@@ -4,7 +4,8 @@ boto3 finds credentials, region and endpoint as usual (AWS_ENDPOINT_URL_S3, AWS_
 retries are off: it would repeat a conditional create, and report its own success as another writer's.
 
 For a failed request it decides whether it may be repeated, whether it may have happened, and which error the caller gets. It knows
-boto's exceptions and S3's error codes, and no operation. It can be imported without boto3."""
+boto's exceptions and S3's error codes, and no operation. It can be imported without boto3, and loads it and tenacity on first
+use, which most processes never come to; `load` does so early."""
 
 from __future__ import annotations
 
@@ -17,8 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
-
-import tenacity
 
 from holdfast.statebackends.errors import (
     HoldfastError,
@@ -317,6 +316,8 @@ class S3Connection:
         """Run an action, again while it fails with a RETRYABLE kind and time is left; returns its result.
 
         `timeout_ms`: instead of `retry_timeout_ms`. Raises the last RequestFailure."""
+        import tenacity
+
         allowed_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._clock() + allowed_ms / 1000
         longest = tenacity.wait_exponential(
@@ -379,6 +380,15 @@ def check_installed() -> None:
             f"storage on S3 needs boto3 ({error}), which comes with holdfast: pip install boto3, here and wherever workers run",
             package="boto3",
         ) from error
+
+
+def load() -> None:
+    """Import what the first request needs. Opens, starts and sends nothing. Raises InvalidConfigError without boto3."""
+    check_installed()
+    import boto3.s3.inject  # a client imports it when it is made
+    import boto3.session  # noqa: F401
+    import botocore.session  # noqa: F401
+    import tenacity  # noqa: F401
 
 
 def _make_client(settings: S3Settings) -> Any:

@@ -17,6 +17,7 @@ import urllib3
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.server.server import RestServer, advertised_url, bind
 from holdfast.api.settings import ServerSettings
+from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.jobgraph import (
     JobConfig,
     JobEdge,
@@ -46,7 +47,7 @@ from holdfast.barriers.messages import (
     WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
@@ -378,6 +379,10 @@ class FakeCoordinator:
         self._called("request_checkpoint", job_id, trigger_id, *(() if mode == AS_CONFIGURED else (mode,)))
         mode.checked(self.config)
         return self._begun(CheckpointKind.CHECKPOINT, trigger_id)
+
+    def erase_key(self, job_id: str, erasure: Erasure) -> str:
+        self._called("erase_key", job_id, erasure)
+        return self._begun(CheckpointKind.CHECKPOINT, None)
 
     def request_savepoint(
         self,

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from holdfast.api.cli.main import app
-from holdfast.api.routes import metrics
+from holdfast.api.routes.service import metrics
 from tests.api.fakes import FakeCoordinator, Served, make_overview
 from tests.api.test_document_links import anchors
 from tests.harness.installed import ROOT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from holdfast.api.cli.main import app
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import AUDIT_FOLDER, audit_path, is_directory_file, parse_audit_path
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import PutIfAbsent
+from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, serving
 
 STOP = Noted("stop", job=JOB, credential="token ci", role="operator", peer="10.0.0.7:1", status=202)
@@ -386,3 +387,137 @@ def test_the_log_by_rest_is_for_administrators(tmp_path: Path) -> None:
         ]
         assert viewer not in str(lines)
         assert served.json("GET", "/v1/audit?after=nonsense", status=400)["errors"]
+
+
+# ------------------------------------------------------------------------------------------------- refusals, again and again
+
+
+def test_a_stranger_who_is_refused_for_hours_costs_two_lines_a_minute() -> None:
+    """And one file in ten seconds at most, where it was one a second."""
+    recording, files = recorder(), []
+    for second in range(3_600):
+        for port in range(20):
+            recording.note(msgspec.structs.replace(REFUSED, peer=f"10.0.0.8:{port}"), now_ms=second * 1_000, wall_ms=second)
+        if (ready := recording.take(now_ms=second * 1_000, wall_ms=second)) is not None:
+            files.append(ready)
+            recording.written()
+    files += files_of(recording)
+    lines = [json.loads(line) for ready in files for line in ready.content.splitlines()]
+    assert len(lines) <= 1 + audit.REFUSALS_PER_SENDER_MAX + 2 * 60
+    assert len(files) <= 2 * 60 + 2
+    counted = [line for line in lines if line["kind"] == "dropped"]
+    assert {(line["subject"], line["peer"]) for line in counted} == {(audit.REPEATED, "10.0.0.8")}
+    assert sum(line["count"] for line in counted) + sum(line["kind"] == "refused" for line in lines) == 20 * 3_600
+    assert verified([(each.path, each.content) for each in files]).is_whole
+
+
+def test_a_change_does_not_wait_as_long_as_refusals() -> None:
+    recording = recorder()
+    files_of(recording, 0)
+    recording.note(REFUSED, now_ms=0, wall_ms=0)
+    assert recording.take(now_ms=audit.REFUSALS_WRITE_EVERY_MS - 1, wall_ms=0) is None
+    recording.note(STOP, now_ms=5_000, wall_ms=0)
+    assert recording.take(now_ms=5_000 + audit.WRITE_EVERY_MS, wall_ms=0) is not None
+
+
+# ---------------------------------------------------------------------------------------------------------- retention
+
+
+class Pruned:
+    """A directory with logs of two coordinators that have ended, and the log of one that finds them too large."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.storage = open_storage(str(folder))
+        older = chain_of(4, files=6, name="a1")
+        verifier = AuditVerifier()
+        for path, content in older[:2]:
+            list(verifier.add(path, content))
+        first = dict(verifier.heads)  # an end of a1 that another chain names while a1 goes on
+        newer = chain_of(4, files=3, name="b2", heads=first)
+        for index, (path, content) in enumerate([*older, *newer]):
+            self.storage.execute(PutIfAbsent(path, content))
+            os.utime(folder / path, (1_000 + index, 1_000 + index))
+        monkeypatch.setattr(audit, "KEPT_FILES_MAX", 8)
+        monkeypatch.setattr(audit, "PRUNED_SHARE", 0.75)
+        monkeypatch.setattr(audit_logs, "WRITE_EVERY_MS", 1)
+
+    def run(self) -> None:
+        """A coordinator records something, looks at the log, and ends."""
+        found = AuditLog(str(self.folder))
+        found.note(STOP)
+        until = time.monotonic() + 10
+        while found._looked_s < 0 and time.monotonic() < until:
+            threading.Event().wait(0.01)
+        found.close()
+
+    def paths(self) -> list[str]:
+        found: list[str] = self.storage.execute(ListFiles(AUDIT_FOLDER))
+        return in_order(found)
+
+
+@pytest.fixture
+def pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pruned:
+    return Pruned(tmp_path, monkeypatch)
+
+
+def test_a_log_that_is_too_large_loses_its_oldest_files_and_stays_whole(pruned: Pruned) -> None:
+    before = verify_audit(str(pruned.folder))
+    pruned.run()
+    left = pruned.paths()
+    assert audit_path("a1", 0) not in left
+    assert {audit_path("a1", 5), audit_path("b2", 0)} <= set(left)
+    report = verify_audit(str(pruned.folder))
+    assert report.problems == ()
+    assert report.pruned > 0
+    assert report.lines + report.pruned == before.lines + 3, "what began, what was noted, and what was deleted"
+    (line,) = [each for each in read_audit(str(pruned.folder)) if each.kind == "pruned"]
+    assert set(line.pruned) == {"a1"}
+    shown = run("audit", "verify", str(pruned.folder))
+    assert f"{report.pruned} older lines were deleted to make room" in shown
+
+
+def test_a_log_is_deleted_from_again_and_again(pruned: Pruned) -> None:
+    for _ in range(20):
+        pruned.run()
+        assert verify_audit(str(pruned.folder)).problems == ()
+    assert len(pruned.paths()) <= 10
+    assert not [path for path in pruned.paths() if parse_audit_path(path)[0] in ("a1", "b2")]
+
+
+def test_a_beginning_that_somebody_else_took_out_is_found(pruned: Pruned) -> None:
+    pruned.run()
+    (pruned.folder / audit_path("b2", 0)).unlink()
+    report = verify_audit(str(pruned.folder))
+    assert [each.problem for each in report.problems] == ["file 0 of chain b2 is missing"]
+
+
+def test_more_than_was_deleted_is_found_and_so_is_a_changed_beginning(pruned: Pruned) -> None:
+    pruned.run()
+    first = next(path for path in pruned.paths() if parse_audit_path(path)[0] == "a1")
+    content = (pruned.folder / first).read_bytes()
+    (pruned.folder / first).unlink()
+    assert [each.problem for each in verify_audit(str(pruned.folder)).problems] == ["file 0 of chain a1 is missing"]
+    (pruned.folder / first).write_bytes(b"".join(content.splitlines(keepends=True)[1:]))
+    problems = [each.problem for each in verify_audit(str(pruned.folder)).problems]
+    assert problems == ["the beginning of chain a1 is not what was left when its oldest lines were deleted"]
+
+
+def test_a_deletion_that_was_cut_off_leaves_a_whole_log(pruned: Pruned, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {path: (pruned.folder / path).read_bytes() for path in pruned.paths()}
+    pruned.run()
+    gone = [path for path in kept if path not in pruned.paths()]
+    assert len(gone) > 1
+    for path in reversed(gone):  # as if the process had died in front of each one
+        (pruned.folder / path).write_bytes(kept[path])
+        assert verify_audit(str(pruned.folder)).problems == (), path
+
+
+def test_what_was_changed_is_not_deleted(pruned: Pruned) -> None:
+    """It is evidence."""
+    path = pruned.folder / audit_path("a1", 1)
+    path.write_bytes(path.read_bytes().replace(b'"stop"', b'"look"', 1))
+    found = verify_audit(str(pruned.folder)).problems
+    pruned.run()
+    assert set(found) <= set(verify_audit(str(pruned.folder)).problems)
+    assert audit_path("a1", 0) in pruned.paths()

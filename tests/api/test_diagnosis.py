@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.api.cli import diagnosis
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.health import derive_health
+from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
 from holdfast.coordinator.explain.records import CauseKind, HealthView, Verdict
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError, RecoveringError
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served
@@ -35,6 +37,7 @@ def client(served: Served) -> Iterator[RestClient]:
 def built(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> Built:
     """What the coordinator answers from."""
     it = Built()
+    monkeypatch.setattr(diagnosis, "POSITIONS_WAIT_S", 0.0)  # nobody reads a snapshot here
     monkeypatch.setattr(coordinator, "health", lambda job_id: derive_health(it.made()), raising=False)
     monkeypatch.setattr(coordinator, "explain", lambda job_id, number=None: explain(it.made()), raising=False)
     return it
@@ -110,6 +113,27 @@ def test_three_lines_with_verdicts(served: Served, built: Built) -> None:
         "at least 500 records; verified never, drilled never"
     )
     assert lines[2] == "RESUME  ok       from checkpoint 40; no output repeats; /state/j/chk-40; sources: orders at record 1,000"
+
+
+def test_positions_of_sources_are_told_as_their_state_has_them() -> None:
+    made = Built(status=None).made()
+    places = SourcePlaces(30, tuple(f"t[{number}] at offset {number}" for number in range(20)))
+    said = {}
+    for number in (40, 39):
+        view = derive_health(msgspec.structs.replace(made, positions=SnapshotPositions(number, {"orders": places})))
+        said[number] = diagnosis._resume(view).partition("sources: ")[2]
+    assert said[40] == "orders (t[0] at offset 0, t[1] at offset 1, t[2] at offset 2, t[3] at offset 3 and 26 more)"
+    assert said[39] == f"{said[40]} (positions of checkpoint 39; those of 40 are being read)"
+
+
+def test_status_waits_a_moment_for_positions_that_are_read_because_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Built(status=None).made()
+    places = SnapshotPositions(40, {"orders": SourcePlaces(1, ("row 5",))})
+    answers = [derive_health(made), derive_health(made), derive_health(msgspec.structs.replace(made, positions=places))]
+    asked = iter(answers)
+    assert diagnosis.ask_health(lambda: next(asked)) == answers[-1]
+    monkeypatch.setattr(diagnosis, "POSITIONS_WAIT_S", 0.0)
+    assert diagnosis.ask_health(lambda: answers[0]) == answers[0], "it does not insist"
 
 
 def test_the_exit_code_is_the_worst_verdict(served: Served, built: Built) -> None:

@@ -83,6 +83,7 @@ def test_what_a_process_says_no_to_is_told_by_name(served: Served, tmp_path: Pat
     ("changes", "message"),
     [
         ({"to": "/etc"}, "lies in none of the directories"),
+        ({"to": ""}, "a stopped job needs a directory"),
         ({"to": "state"}, "is within the state directory"),
         ({"key": ""}, "key:"),
         ({"key": [KEY]}, "key:"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from holdfast.api.cli.history import describe
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
-from holdfast.api.routes.history import READERS_MAX
+from holdfast.api.routes.threads import READERS_MAX
 from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.statebackends.errors import NotFoundError

@@ -45,6 +45,12 @@ def test_neither_url_nor_directory_says_what_to_give() -> None:
         LOCAL(LaunchOptions())
 
 
+def test_a_file_to_trust_goes_with_a_url(tmp_path: Path) -> None:
+    """A coordinator in this process has an authority of its own: a file that counted for nothing would be a mistake unseen."""
+    with pytest.raises(InvalidConfigError, match="ca= is for a coordinator at a URL"):
+        LOCAL(LaunchOptions(state_directory=tmp_path, ca=tmp_path / "ca.pem"))
+
+
 @pytest.mark.parametrize("directory", ["", "gs://bucket/x", "file://other-host/x", "file:///a?b", "file://[x/y", "/a\0b"])
 def test_a_directory_that_is_none_is_refused(directory: str) -> None:
     """An empty one is not where the driver happens to be."""

@@ -29,8 +29,9 @@ from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.coordinator.standby.records import ActiveRecord
-from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError
+from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import GUARD_FILE
+from holdfast.statebackends.storage.port import Operation, Storage
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 
 DEADLINE_S = 20.0
@@ -199,6 +200,64 @@ def test_hand_over_changes_who_answers_and_the_dead_are_shown_as_gone(tmp_path: 
         assert [(each["role"], each["this"]) for each in found] == [("active", True), ("gone", False)]
     finally:
         second.stop()
+
+
+class AwayStorage:
+    """Takes nothing, and says nothing, until it is back."""
+
+    def __init__(self, inner: Storage, *, hangs: bool) -> None:
+        self._inner, self._hangs = inner, hangs
+        self.root = inner.root
+        self.back = threading.Event()
+
+    def at(self, location: str) -> Storage:
+        return self._inner.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        if self._hangs:
+            assert self.back.wait(DEADLINE_S)
+        elif not self.back.is_set():
+            raise StorageUnavailableError("away")
+        return self._inner.execute(operation)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["storage fails", "storage hangs"])
+def test_active_one_that_is_cut_off_from_storage_gives_up_and_another_takes_over(tmp_path: Path, hangs: bool) -> None:
+    """It answers probes all the while: nobody took over, and no checkpoint was completed."""
+    cut_off, other = Member(tmp_path, takeover_after_ms=300), None
+    try:
+        eventually(lambda: cut_off.status("/leader") == 200, "it leads")
+        other = Member(tmp_path, takeover_after_ms=300)
+        eventually(lambda: other.membership.active() is not None, "the other knows who leads")
+        away = AwayStorage(cut_off.membership._storage, hangs=hangs)
+        cut_off.membership._storage = away
+        eventually(lambda: other.status("/leader") == 200, "another leads")
+        assert cut_off.status("/leader") == 503
+        eventually(lambda: not cut_off.coordinator.ready, "its jobs are closed")
+        away.back.set()
+        eventually(lambda: cut_off.membership.active() == other.membership.active(), "it knows who leads")
+        assert cut_off.json("GET", "/v1/jobs") == other.json("GET", "/v1/jobs"), "it passes on"
+        assert other.status("/leader") == 200
+    finally:
+        for each in (other, cut_off):
+            if each is not None:
+                each.stop()
+
+
+def test_only_member_leads_again_when_storage_is_back(tmp_path: Path) -> None:
+    only = Member(tmp_path, takeover_after_ms=300)
+    try:
+        eventually(lambda: only.status("/leader") == 200, "it leads")
+        away = AwayStorage(only.membership._storage, hangs=False)
+        only.membership._storage = away
+        eventually(lambda: only.status("/leader") == 503, "it has given up")
+        assert only.status("/readyz") == 503
+        away.back.set()
+        eventually(lambda: only.status("/leader") == 200, "it leads again")
+        assert only.membership.active() is not None
+        eventually(lambda: only.request("GET", "/v1/overview").status == 200, "and answers")
+    finally:
+        only.stop()
 
 
 # ------------------------------------------------------------------------------------------------------------- the lock

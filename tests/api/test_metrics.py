@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from holdfast.api.routes import metrics
-from holdfast.api.routes.metrics import CoordinatorCollector
+from holdfast.api.routes.service import metrics
+from holdfast.api.routes.service.metrics import CoordinatorCollector
 from holdfast.coordinator.views import DrillMark
 from tests.api.fakes import JOB, NAME, SINK, SOURCE, FakeCoordinator, Served, make_overview
 

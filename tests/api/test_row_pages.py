@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pytest
 
-from holdfast.api.routes import jobs, snapshots
+from holdfast.api.routes import jobs
+from holdfast.api.routes.lifecycle import snapshots
 from holdfast.api.snapshots import row_pages
 from holdfast.api.snapshots.row_pages import RowPosition, cell_text, clip_text
 from holdfast.api.snapshots.snapshot import Snapshot

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.coordinator.dispatcher.calls import JobCalls
-from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from tests.api.fakes import JOB, FakeCoordinator, Served
 from tests.coordinator.dispatcher.test_dispatcher import JOB as WORD_COUNT

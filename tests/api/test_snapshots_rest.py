@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.api.routes import snapshots
+from holdfast.api.routes.lifecycle import snapshots
 from holdfast.api.settings import server_settings
 from holdfast.api.snapshots.served import SnapshotDirectories
 from holdfast.barriers.codec import ERROR_HEADER

@@ -10,6 +10,7 @@ import ssl
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,30 @@ def test_clients_of_the_state_directory_trust_its_authority(running: EmbeddedCoo
     assert "PRIVATE" not in (tmp_path / CA_FILE).read_text()
 
 
+def test_a_driver_elsewhere_names_what_it_trusts(
+    running: EmbeddedCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the state directory, and whatever the environment says: what is written in the program counts."""
+    named = tmp_path / "elsewhere.pem"
+    named.write_text(running.authorities or "")
+    connect = Connector(Exposure("127.0.0.1", None))
+    options = LaunchOptions(coordinator_url=running.url, token=running.token)
+    for name in ("STATE_DIR", "URL", "CA"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+    stranger = connect(options)
+    with pytest.raises(TransportSecurityError, match="ca= of the Environment"):
+        stranger.client.job_state("a" * 32)
+    stranger.close()
+    monkeypatch.setenv("HOLDFAST_CA", str(tmp_path / "none.pem"))
+    made = connect(replace(options, ca=named))
+    assert made.client.authorities == running.authorities, "its workers are given them"
+    accepted = made.client.submit(Submission(make_graph()))
+    assert made.client.job_state(accepted.job_id)
+    made.close()
+    with pytest.raises(InvalidConfigError, match=r"missing\.pem"):
+        connect(replace(options, ca=tmp_path / "missing.pem"))
+
+
 def test_a_stranger_does_not_trust_it_and_sends_nothing(running: EmbeddedCoordinator) -> None:
     for authorities in (None, draw_authority(NOW).certificate_pem.decode()):
         client = RestClient(running.url, running.token, authorities=authorities)  # not repeated: it would stay so
@@ -407,7 +432,8 @@ def test_a_broken_handshake_is_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
         for broken in (b"\x16", b"\x16\x03\x01\x00\x05nope!", b"\x16" + b"\xff" * 300_000, b"GET / HTTP/1.1\r\n\r\n", b""):
             with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
                 connection.sendall(broken)
-                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # it was refused already
+                    connection.shutdown(socket.SHUT_WR)
                 try:
                     while connection.recv(4_096):
                         pass

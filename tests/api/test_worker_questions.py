@@ -15,7 +15,7 @@ from holdfast.api.flink.render_stacks import SUBTASKS_MAX, FlameGraphType, flame
 from holdfast.api.http.auth import check_request
 from holdfast.barriers import codec
 from holdfast.barriers.messages import QuestionKind, RegisterWorker, TaskState, WorkerAnswer, WorkerQuestion
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.views import AnswerView
 from holdfast.statebackends.errors import (
     AccessDeniedError,

@@ -251,6 +251,18 @@ PRICE = {"currency": "USD", "storage_per_month": 1.5, "requests_per_month": 0.25
 COST = {"job_id": JOB, "as_of_ms": 1, "total_size": 12, "exclusive_size": 5, "shared_size": 6, "savepoint_size": 0, "other_size": 1}
 KEPT = {"checkpoint_id": 41, "kind": "checkpoint", "labels": [MARKUP], "exclusive_size": 5, "shared_size": 6, "files": 7}
 MEMBER = {"url": "http://a:1", "epoch": 3, "host": "a", "pid": 7, "seen_ms_ago": 12, "leaving": False, "holds_lock": True}
+CERTIFICATE = {
+    "format": "holdfast-forget-certificate",
+    "result": "/elsewhere/forgotten-1",
+    "erased_rows": {"totals/*": 12_345},
+    "deleted": ["/chk-7"],
+    "verified": {"/elsewhere/forgotten-1": 9},
+    "kept": {"a bucket": MARKUP},
+    "remaining": [],
+    "not_covered": {"sources": "what the job reads"},
+}
+FORGOTTEN = {"forget_id": "a1", "started_ms": 1, "state": "incomplete", "certificate": CERTIFICATE, "error": "", "error_kind": ""}
+REFUSED = {"error": "the job has no such key", "error_kind": "NotFoundError"}
 CANNED = {
     "labels": {"labels": [LABEL], "damage": []},
     "drills": {
@@ -261,6 +273,7 @@ CANNED = {
         ]
     },
     "cost": {**COST, "files": 9, "small_files": 4, "checkpoints": [{**KEPT, "small_files": 3}], "requests": None, "money": PRICE},
+    "forget": {"forgettings": [FORGOTTEN, {**FORGOTTEN, "forget_id": "a2", "state": "error", "certificate": None, **REFUSED}]},
     "members": {"members": [{**MEMBER, "id": "m1", "role": "active", "this": True, "lock_problem": ""}]},
 }
 """Answers in the shapes that routes have; a coordinator of tests has not all of them."""
@@ -306,6 +319,44 @@ def test_labels_drills_and_cost_where_a_service_has_them(canned: Browser) -> Non
     ]
 
 
+def test_a_key_is_forgotten_by_whoever_types_the_job_s_name(canned: Browser, tmp_path: Path) -> None:
+    canned.run(  # the policy of the page lets no script fetch what it downloads
+        "const real = URL.createObjectURL; window.blobs = {};"
+        "URL.createObjectURL = blob => { const url = real.call(URL, blob); window.blobs[url] = blob; return url }"
+    )
+    canned.go(f"jobs/{JOB}/snapshots")
+    for words in ("incomplete", "NotFoundError"):
+        canned.until(f"no {words}", lambda words=words: words in canned.text)  # type: ignore[misc]
+    canned.button("Forget a key").click()
+    for label, text in (("Operator", "totals"), ("Key", "c-7"), ("Directory", "/elsewhere")):
+        field = canned.driver.find_element("xpath", f"//dialog//label[starts-with(., '{label}')]/input")
+        field.send_keys(text)
+    submit = canned.find("dialog[open] button.main")
+    assert not submit.is_enabled()
+    canned.find("dialog[open] input[name=confirm]").send_keys("orders")
+    canned.until("can't be confirmed", submit.is_enabled)
+    assert canned.violations() == []
+    submit.click()
+    canned.until("it did not begin", lambda: "It runs" in canned.text)
+    canned.button("Close").click()
+    assert canned.run("return window.sent") == [
+        ["POST", f"/v1/jobs/{JOB}/forget", '{"states":[{"operator":"totals","state":"*"}],"key":"c-7","to":"/elsewhere"}']
+    ]
+    canned.find("main details summary").click()
+    canned.until("no certificate", lambda: f"a bucket: {MARKUP}" in canned.text)
+    link = canned.find("a[download]")
+    assert link.get_attribute("download") == "forgotten-a1.json"
+    read = "return window.blobs[arguments[0]].text().then(JSON.parse)"
+    assert canned.run(read, link.get_attribute("href")) == CERTIFICATE
+    for theme in ("light", "dark"):
+        canned.show(dark=theme == "dark")
+        canned.screenshot(tmp_path / f"forget-{theme}.png")
+        assert canned.violations() == []
+    canned.show(width=NARROW)
+    canned.screenshot(tmp_path / "forget-narrow.png")
+    assert canned.run("return document.documentElement.scrollWidth") <= NARROW
+
+
 def test_members_where_a_service_has_several(canned: Browser) -> None:
     canned.go("members")
     canned.until("no member", lambda: "answers this page" in canned.text and "active" in canned.text)
@@ -335,6 +386,27 @@ def test_a_job_or_checkpoint_that_is_not_there_is_said_to_be_so(browser: Browser
     browser.until("nothing said", lambda: "shows no checkpoint 99999" in browser.text)
     browser.go(f"jobs/{'9' * 32}")
     browser.until("nothing said", lambda: "No such job" in browser.text)
+
+
+def test_a_checkpoint_that_the_history_alone_has_is_told_as_it_has_it(browser: Browser) -> None:
+    """An earlier leader took it: its details are asked for once, and not found."""
+    browser.run(
+        "window.real = window.fetch; window.lost = 0;"
+        "window.fetch = (url, options) => {"
+        "  if (!new URL(url).pathname.endsWith('/details/17')) return window.real(url, options);"
+        "  window.lost += 1;"
+        "  return Promise.resolve(new Response(JSON.stringify({errors: ['no such checkpoint']}), {status: 404}));"
+        "}"
+    )
+    try:
+        browser.go(f"jobs/{JOB}/checkpoints/17")
+        browser.until("nothing said", lambda: "what the job's history has of it" in browser.text and "expired" in browser.text)
+        assert browser.violations() == []
+        browser.run("window.before = performance.now()")
+        browser.until("time stands still", lambda: browser.run("return performance.now() - window.before > 3000"))
+        assert browser.run("return window.lost") == 1
+    finally:
+        browser.run("window.fetch = window.real")
 
 
 @pytest.mark.parametrize(

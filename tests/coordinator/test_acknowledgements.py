@@ -5,8 +5,10 @@ be verified and restored."""
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,25 @@ def test_what_real_tasks_acknowledge_is_taken(backend: str) -> None:
     given.restore(2)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_garbage_collector_does_not_look_at_acknowledgements(backend: str) -> None:
+    """A coordinator of 10,000 subtasks holds some 100,000 such records: looking at them was most of the time of decoding."""
+
+    def records(value: Any) -> Iterator[msgspec.Struct]:
+        if isinstance(value, msgspec.Struct):
+            yield value
+            yield from records([getattr(value, name) for name in value.__struct_fields__])
+        elif isinstance(value, list | tuple | dict):
+            for each in value.values() if isinstance(value, dict) else value:
+                yield from records(each)
+
+    for items in written(backend).acks[2].values():
+        for ack in items:
+            found = list(records(msgspec.json.decode(msgspec.json.encode(ack), type=AcknowledgeCheckpoint)))
+            assert len(found) > 3
+            assert not [type(each).__name__ for each in found if gc.is_tracked(each)]
+
+
 # ----------------------------------------------------------------------------------------------------------------- fuzz
 
 PATHS = ("../../../outside", "/etc/hostname", "", ".", "..", "a/b", "a\0b", "_claim", "_metadata", "x" * 300, "../shared/", "Ä")
@@ -292,6 +313,27 @@ def forgeries(backend: str) -> list[tuple[int, int, AcknowledgeCheckpoint]]:
             forged = (changed(ack, *change) for change in changes(ack, others))
             found += [(slot, index, each) for each in forged if each is not None]
     return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_found_declared_at_once_is_judged_as_state_by_state(backend: str) -> None:
+    """The usual list of states is compared as a whole. Without that, every acknowledgement has the same verdict and words."""
+    given = Job(backend)
+    coordinator = given.rig.master.coordinator
+    (pending,) = coordinator.pending
+    judge = coordinator._validator
+    state_by_state = AcknowledgementValidator(given.written.graph, coordinator._completed.shared_state)
+    for operators in state_by_state._operators.values():
+        for uid, each in operators.items():
+            operators[uid] = replace(each, tables=(ENTRIES,))  # which no keyed handle lists
+    real = [ack for number in (1, 2) for items in given.written.acks[number].values() for ack in items]
+    verdicts = set()
+    for ack in (*real, *(forged for _, _, forged in forgeries(backend))):
+        verdict = judge.problem(ack, pending)
+        assert verdict == state_by_state.problem(ack, pending)
+        verdicts.add(verdict)
+    assert None in verdicts
+    assert len(verdicts) > 50
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

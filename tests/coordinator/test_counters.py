@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.barriers.messages import Heartbeat, StatusBatch, SubtaskMetrics, TaskState
 from holdfast.coordinator.dispatcher.published import capture
-from holdfast.coordinator.dispatcher.queries import view_recorded_job
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_job
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.statebackends.layout import JobPaths

@@ -16,7 +16,7 @@ from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
 from holdfast.coordinator.dispatcher.published import view_overview
-from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
 from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result

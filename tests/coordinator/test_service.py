@@ -35,7 +35,7 @@ from holdfast.statebackends.handles import InlineHandle
 from holdfast.statebackends.layout import HISTORY_FOLDER
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, decode_metadata
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.port import ListFolder, Operation, PutIfAbsent, Storage
+from holdfast.statebackends.storage.port import DescribeFiles, ListFolder, Operation, PutIfAbsent, Storage
 from tests.coordinator.doubles import (
     COUNTS,
     NO_RESTARTS,
@@ -840,3 +840,62 @@ def test_periodic_checkpoints_go_on_while_histories_can_t_be_written(tmp_path: P
     finally:
         answers.set()
         service.close()
+
+
+class _Watched:
+    """A storage that counts looks at files, and may hold reads of drills until it is told to answer."""
+
+    def __init__(self, inner: LocalStorage) -> None:
+        self._inner = inner
+        self.root = inner.root
+        self.described = 0
+        self.holds_drills = False
+        self.reading, self.answers = threading.Event(), threading.Event()
+
+    def at(self, location: str) -> Storage:
+        return self._inner.at(location)
+
+    def execute(self, operation: Operation) -> Any:
+        if isinstance(operation, DescribeFiles):
+            self.described += 1
+        if self.holds_drills and isinstance(operation, ListFolder) and operation.prefix.endswith("/drills"):
+            self.reading.set()
+            assert self.answers.wait(WAIT_S)
+        return self._inner.execute(operation)
+
+
+def test_the_files_of_a_job_are_listed_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = _Watched(LocalStorage(tmp_path / "state"))
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    with pytest.raises(NotFoundError):
+        service.cost("a" * 32)
+    job_id = service.submit(submission(word_count())).job_id
+    storage.described = 0
+    first = service.cost(job_id)
+    assert first.files > 0
+    assert all(service.cost(job_id) is first for _ in range(20))
+    assert storage.described == 1
+    monkeypatch.setattr("holdfast.coordinator.dispatcher.reading.costs.KEPT_MS", 0)
+    assert service.cost(job_id).as_of_ms >= first.as_of_ms
+    assert storage.described == 2
+    service.close()
+
+
+def test_a_coordinator_stops_though_storage_holds_what_it_reads_of_drills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.coordinator.service.READER_JOIN_S", 0.1)
+    storage = _Watched(LocalStorage(tmp_path / "state"))
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1), storage)
+    job_id = service.submit(submission(word_count())).job_id
+    storage.holds_drills = True
+    service._drills.remembered(job_id)
+    assert storage.reading.wait(WAIT_S)
+    closing = threading.Thread(target=service.close, daemon=True)
+    closing.start()
+    try:
+        closing.join(WAIT_S / 2)
+        assert not closing.is_alive()
+    finally:
+        storage.answers.set()
+    drills = service._readers[0]
+    drills.join(WAIT_S)
+    assert not drills.is_alive()

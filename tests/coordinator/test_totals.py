@@ -21,7 +21,7 @@ from holdfast.barriers.messages import (
     TaskState,
 )
 from holdfast.coordinator.dispatcher.published import capture
-from holdfast.coordinator.dispatcher.queries import view_recorded_numbers
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_numbers
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.recovery import Takeover, recover_job
 from holdfast.coordinator.ha.store import read_job

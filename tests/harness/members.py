@@ -9,9 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import urllib3
+
+from holdfast.api.client import RestClient
+from holdfast.barriers.jobgraph import Submission
+from holdfast.operators.worker.main import WorkerSpec, pickle_plan
+from tests.harness.slots import LocalProcessSlots
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
@@ -103,3 +110,23 @@ def wait_for_active(members: list[MemberProcess], timeout_s: float = START_TIMEO
                 return member
         assert time.monotonic() < deadline_s, f"no member is active: {[each.log.read_text()[-1500:] for each in members]}"
         time.sleep(POLL_S)
+
+
+def start_job(client: RestClient, plan: Any, folder: Path) -> tuple[str, LocalProcessSlots]:
+    """Submit a plan to members, and start its workers, whose files and logs are in `<folder>/local` and `<folder>/logs`. The id of
+    the job, and the slots, to be closed."""
+    accepted = client.submit(Submission(plan.graph, driver_nonce=os.urandom(8).hex()))
+    spec = WorkerSpec(
+        job_id=accepted.job_id,
+        slot=0,
+        submission=accepted.submission,
+        task_attempt=0,
+        coordinator_url=client.url,
+        token=accepted.worker_token,
+        state_directory=accepted.directory,
+        plan=pickle_plan(plan),
+        local_directory=str(folder / "local"),
+    )
+    slots = LocalProcessSlots(replace(spec, unix_sockets=True), accepted.slots, log_directory=str(folder / "logs"))
+    slots.start()
+    return accepted.job_id, slots

@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.operators.base import Poll
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.sources.generator import GeneratorReader, GeneratorSource
-from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 KEYS = 13
 NEVER_MS = 1 << 50
@@ -72,6 +72,35 @@ class TimedCountPerKey(CountPerKey):
             ctx.timers.register_event_time_timer(NEVER_MS)
             ctx.timers.register_processing_time_timer(NEVER_MS)
         super().process_element(value, ctx, out)
+
+    def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
+        """At the end of the input."""
+
+
+NAMED = pa.schema([pa.field("name", pa.string(), nullable=False)])
+GUEST, GUEST_ROWS = "guest-5d1c90", 200
+"""A name that comes among the first rows alone."""
+
+
+def make_named_batch(indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    names = [GUEST if index < GUEST_ROWS and index % 10 == 0 else f"name-{index % KEYS}" for index in indices.tolist()]
+    return pa.RecordBatch.from_arrays([pa.array(names)], schema=NAMED)
+
+
+class CountPerName(ProcessFunction):
+    """With what is said of each name in a map, and a timer."""
+
+    count = ValueStateDescriptor("count", int)
+    said = MapStateDescriptor("said", str, str)
+    states = (count, said)
+    returns = pa.schema([*NAMED, COUNTS.field("count")])
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        count = ctx.state(self.count).value(0) + 1
+        ctx.state(self.count).update(count)
+        ctx.state(self.said).put(f"{count % 3}", f"{ctx.key} {'.' * 100}")
+        ctx.timers.register_event_time_timer(NEVER_MS)
+        out({"name": ctx.key, "count": count})
 
     def on_timer(self, timestamp_ms: int, ctx: Any, out: Any) -> None:
         """At the end of the input."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.barriers.jobgraph import Submission
-from holdfast.operators.worker.main import WorkerSpec, pickle_plan
 from holdfast.statebackends.layout import JobPaths
-from tests.harness.members import ROOT, MemberProcess, wait_for_active
+from tests.harness.members import ROOT, MemberProcess, start_job, wait_for_active
 from tests.harness.slots import LocalProcessSlots
 from tests.integration.test_two_processes import committed, counting_plan, eventually, expected
 
@@ -51,22 +48,7 @@ class Members:
 
     def submit(self, rows: int, seconds: float) -> None:
         plan = counting_plan(rows, seconds, self.folder / "out", "memory")
-        client = self.client()
-        accepted = client.submit(Submission(plan.graph, driver_nonce=os.urandom(8).hex()))
-        spec = WorkerSpec(
-            job_id=accepted.job_id,
-            slot=0,
-            submission=accepted.submission,
-            task_attempt=0,
-            coordinator_url=client.url,
-            token=accepted.worker_token,
-            state_directory=accepted.directory,
-            plan=pickle_plan(plan),
-            local_directory=str(self.folder / "local"),
-        )
-        self.job = accepted.job_id
-        self.slots = LocalProcessSlots(replace(spec, unix_sockets=True), accepted.slots, log_directory=str(self.folder / "logs"))
-        self.slots.start()
+        self.job, self.slots = start_job(self.client(), plan, self.folder)
 
     def close(self) -> None:
         if self.slots is not None:
@@ -127,6 +109,15 @@ def test_job_goes_on_through_kill_and_pause_of_the_active_member(members: Member
     before = _completed(client, job)
     eventually(lambda: _completed(client, job) > before, "a checkpoint under the new leader")
 
+    def told() -> tuple[str, ...]:
+        """Where the job resumes, by the snapshot itself."""
+        resume = client.health(job).resume
+        return resume.sources[0].positions if resume.positions_of > 0 else ()
+
+    eventually(lambda: bool(told()), "the positions of its source")
+    first_row = int(told()[0].removeprefix("row ").partition(", and")[0].replace(",", ""))
+    assert 0 < first_row <= rows
+
     third = members.start()
     assert third.status("/standby") == 200
     standby.send(signal.SIGSTOP)
@@ -145,7 +136,7 @@ def test_job_goes_on_through_kill_and_pause_of_the_active_member(members: Member
 
 @pytest.mark.slow
 def test_active_member_that_leaves_hands_over_and_none_is_named(members: Members, tmp_path: Path) -> None:
-    # By time alone nobody takes over within the 5 s below; a member looks at the others' signs every 1.3 s.
+    # By time alone nobody takes over within the 5 s below; a member looks at the others' signs every 1.2 s.
     first, second = members.start(takeover_after_ms=12_000), members.start(takeover_after_ms=12_000)
     active = wait_for_active([first, second])
     other = second if active is first else first

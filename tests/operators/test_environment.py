@@ -36,7 +36,7 @@ class Recorder:
 
 def test_execute_passes_plan_and_options_on() -> None:
     launcher = Recorder()
-    env = Environment("job", coordinator="http://host:1", token="t", state_dir="/state", launcher=launcher)
+    env = Environment("job", coordinator="http://host:1", token="t", ca="ca.pem", state_dir="/state", launcher=launcher)
     env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
     assert env.execute(restore="latest", allow_non_restored_state=True, progress=False) == "handle"
     plan, options = launcher.launched[0]
@@ -46,6 +46,7 @@ def test_execute_passes_plan_and_options_on() -> None:
         allow_non_restored_state=True,
         coordinator_url="http://host:1",
         token="t",
+        ca="ca.pem",
         state_directory="/state",
         progress=False,
     )

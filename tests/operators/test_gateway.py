@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,12 +48,15 @@ from holdfast.operators.worker.gateway import (
     BLOCK_BYTES,
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
+    ROUND_PAUSE_MAX_MS,
     CoordinatorAddress,
     CoordinatorHttp,
     Gateway,
+    SilentError,
     UnreachableError,
 )
 from holdfast.operators.worker.kept_log import KeptLog
+from holdfast.operators.worker.leader_retrieval import SILENT_ROUNDS
 from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
 from holdfast.operators.worker.session_events import WorkerIdentity
@@ -519,6 +523,43 @@ def test_heartbeat_waits_for_less_where_another_coordinator_may_have_taken_over(
     alone = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1", None), "job", 0)
     several = CoordinatorHttp(CoordinatorAddress("http://10.0.0.1:1,http://10.0.0.2:1", None), "job", 0)
     assert alone.report_timeout_s == READ_TIMEOUT_S > several.report_timeout_s
+
+
+def test_members_that_are_gone_hold_no_worker_up_on_its_way_to_the_one_that_took_over() -> None:
+    """Each of them cost a pause that grew: eight dead ones kept a job without its workers for several seconds."""
+    gone = [f"http://127.0.0.1:{port}" for port in range(1, 9)]
+    first, second = FakeCoordinator(), FakeCoordinator(epoch=2)
+    first.members = (first.url, *gone, second.url)
+    client = Client(",".join([first.url, *gone]))
+    eventually(lambda: first.of("heartbeat"), "the first coordinator")
+    first.close()
+    began_s = time.monotonic()
+    eventually(lambda: second.of("register"), "the second coordinator")
+    assert time.monotonic() - began_s < 1.5
+    client.gateway.close()
+    second.close()
+
+
+def test_one_that_stands_still_is_probed_before_a_registration_waits_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        http = CoordinatorHttp(CoordinatorAddress(f"{url},http://127.0.0.1:1", "secret"), "job", 0)
+        http.check_silent()  # it may be asked as yet
+        http.failed(SilentError("no answer in time"))
+        assert http.target.url != url
+        assert http.pause_max_ms == 0
+        for _ in range(3 * SILENT_ROUNDS):
+            if http.target.url == url:
+                break
+            http.failed(UnreachableError("refused"))
+            assert http.pause_max_ms in (0, ROUND_PAUSE_MAX_MS)
+        assert http.target.url == url, "it is asked again"
+        with pytest.raises(SilentError):
+            http.check_silent()
+        connection, _ = silent.accept()
+        assert b"secret" not in connection.recv(4096)
+        connection.close()
+        http.close()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])

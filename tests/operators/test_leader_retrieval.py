@@ -7,6 +7,7 @@ import pytest
 from holdfast.operators.worker.leader_retrieval import (
     FOLLOWED_MAX,
     MEMBERS_MAX,
+    SILENT_ROUNDS,
     MemberAddresses,
     Target,
     is_safe_step,
@@ -213,3 +214,40 @@ def test_members_are_learnt_as_far_as_the_token_may_go() -> None:
     assert {addresses.next(None) for _ in range(9)} == {ADDRESS, SECOND, THIRD}
     addresses.learn([f"http://10.0.1.1:{port}" for port in range(1, 200)])
     assert len({addresses.next(None) for _ in range(400)}) == MEMBERS_MAX + 1
+
+
+def test_pause_comes_before_a_round_and_not_within_one() -> None:
+    """Members that died before are asked, too: a pause for each would keep a worker for long from the one that took over."""
+    addresses = MemberAddresses((ADDRESS,))
+    addresses.learn([SECOND, THIRD])
+    assert addresses.next(None) == SECOND
+    found = [(addresses.next(None, ""), addresses.begins_round) for _ in range(5)]
+    assert found == [(THIRD, False), (ADDRESS, False), (SECOND, True), (THIRD, False), (ADDRESS, False)]
+    addresses.reached()
+    assert (addresses.next(None, ADDRESS), addresses.begins_round) == (SECOND, False)
+    alone = MemberAddresses((ADDRESS,))
+    assert all((alone.next(None, ADDRESS), alone.begins_round) == (ADDRESS, True) for _ in range(3))
+
+
+def test_one_that_did_not_answer_in_time_is_asked_every_few_rounds() -> None:
+    addresses = MemberAddresses((ADDRESS, SECOND, THIRD))
+    addresses.was_silent(ADDRESS)
+    asked = [addresses.next(None) for _ in range(4 * SILENT_ROUNDS)]
+    first = asked.index(ADDRESS)
+    assert 2 * (SILENT_ROUNDS - 1) <= first <= 2 * SILENT_ROUNDS
+    assert set(asked[:first]) == {SECOND, THIRD}
+    assert addresses.is_silent(ADDRESS)
+    addresses.reached()
+    assert not addresses.is_silent(ADDRESS)
+
+
+def test_those_that_are_all_silent_are_asked_all_the_same() -> None:
+    addresses = MemberAddresses((ADDRESS, SECOND))
+    for _ in range(10):
+        addresses.was_silent(ADDRESS)
+        addresses.was_silent(SECOND)
+        asked = addresses.next(None, ADDRESS)
+        assert asked == SECOND
+    for port in range(4 * MEMBERS_MAX):
+        addresses.was_silent(f"http://10.0.0.1:{port}")
+    assert sum(addresses.is_silent(f"http://10.0.0.1:{port}") for port in range(4 * MEMBERS_MAX)) == 2 * MEMBERS_MAX

@@ -6,6 +6,8 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
@@ -35,8 +37,15 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.operators.worker.session import ACK_BYTES_MAX, BACKOFF_MAX_MS, REGISTER_BYTES_MAX, Session, SessionState
+from holdfast.operators.worker.session import (
+    ACK_BYTES_MAX,
+    ACK_COLLECT_MS,
+    REGISTER_BYTES_MAX,
+    Session,
+    SessionState,
+)
 from holdfast.operators.worker.session_events import (
+    BACKOFF_MAX_MS,
     AcksAnswered,
     Action,
     AnswerReady,
@@ -234,6 +243,25 @@ def test_registration_is_retried_with_growing_backoff(driver: Driver) -> None:
     assert BACKOFF_MAX_MS // 2 <= waits[-1] <= BACKOFF_MAX_MS
 
 
+def test_coordinator_that_was_not_asked_yet_is_asked_at_once_and_rounds_have_their_own_longest_pause(driver: Driver) -> None:
+    waits: list[int] = []
+    again = driver.handle(DeadlineReached())
+    for turn in range(30):
+        (sent,) = again
+        assert isinstance(sent, SendRegister)
+        again = driver.handle(RequestFailed("register", 300 if turn % 3 == 2 else 0))
+        due = driver.session.next_deadline_ms()
+        if turn % 3 == 2:
+            assert again == []
+            assert due is not None
+            waits.append(due - driver.now)
+            driver.now = due
+            again = driver.handle(DeadlineReached())
+    assert 25 <= waits[0] <= 50, "those that were asked in between are no failures of their own"
+    assert min(waits[5:]) >= 150
+    assert max(waits) <= 300
+
+
 def test_register_deploys_and_opens_the_stream(driver: Driver) -> None:
     actions = driver.register(registered(attempt=1, deployment=deployment()))
     assert actions == [Deliver(Deploy(deployment())), OpenStream(1, "s1", 0)]
@@ -296,6 +324,98 @@ def test_ack_is_kept_until_answered(running: Driver) -> None:
     assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.SUCCESS,)))) == [PostAcks(AckBatch(1, 1, "s1", (ack(2),)))]
     assert running.handle(AcksAnswered(AckAnswers(1, (AckStatus.UNKNOWN,)))) == []
     assert running.session.unanswered_count == 0
+
+
+def collecting(subtasks: int) -> Driver:
+    """A running worker of so many subtasks, which collects acknowledgements."""
+    driver = Driver()
+    driver.session = Session(IDENTITY, random.Random(1), ack_collect_ms=ACK_COLLECT_MS)
+    vertices = tuple(SubtaskDeployment(f"v{number}", 1) for number in range(subtasks))
+    driver.register(registered(attempt=1, deployment=Deployment(1, JobGraph("job", (), (), JobConfig()), vertices, {1: "tcp://h:1"})))
+    return driver
+
+
+def ack_of(number: int, checkpoint_id: int = 1) -> AcknowledgeCheckpoint:
+    return AcknowledgeCheckpoint(1, checkpoint_id, f"v{number}", 1)
+
+
+SUCCESS = AckStatus.SUCCESS
+
+
+def test_acks_of_a_worker_go_together() -> None:
+    driver = collecting(3)
+    assert driver.handle(AnswerReady(ack_of(0))) == []
+    assert driver.session.next_deadline_ms() == driver.now + ACK_COLLECT_MS
+    driver.now += 1
+    assert driver.handle(AnswerReady(ack_of(1))) == []
+    assert driver.handle(AnswerReady(ack_of(2))) == [posted(ack_of(0), ack_of(1), ack_of(2))], "all subtasks have one"
+
+
+def test_acks_wait_no_longer_than_they_may() -> None:
+    driver = collecting(3)
+    driver.handle(AnswerReady(ack_of(0)))
+    driver.now += ACK_COLLECT_MS - 1
+    assert driver.handle(AnswerReady(ack_of(1))) == []
+    assert driver.session.next_deadline_ms() == driver.now + 1, "from the first one on"
+    driver.now += 1
+    assert driver.handle(DeadlineReached()) == [posted(ack_of(0), ack_of(1))]
+    driver.now += 50
+    driver.handle(AnswerReady(ack_of(2)))
+    assert driver.handle(AcksAnswered(AckAnswers(1, (SUCCESS, SUCCESS)))) == [posted(ack_of(2))], "it has waited enough"
+    driver.handle(AcksAnswered(AckAnswers(1, (SUCCESS,))))
+    assert driver.handle(AnswerReady(ack_of(0, 2))) == [], "and the next checkpoint is collected again"
+
+
+def test_an_only_subtask_and_a_decline_wait_for_nobody() -> None:
+    assert collecting(1).handle(AnswerReady(ack_of(0))) == [posted(ack_of(0))]
+    driver = collecting(3)
+    driver.handle(AnswerReady(ack_of(0)))
+    decline = DeclineCheckpoint(1, 1, "v1", 1, FailureReason.DECLINED, "no")
+    assert driver.handle(AnswerReady(decline)) == [posted(ack_of(0), decline)]
+
+
+def test_no_state_overtakes_an_ack() -> None:
+    driver = collecting(3)
+    driver.handle(AnswerReady(ack_of(0)))
+    acks, states = driver.handle(StatusChanged(SubtaskStatus(1, "v0", 1, TaskState.FINISHED)))
+    assert acks == posted(ack_of(0))
+    assert isinstance(states, PostStates)
+
+
+def test_a_worker_that_leaves_collects_no_more() -> None:
+    driver = collecting(3)
+    assert not driver.session.stop_collecting(), "nothing waits"
+    driver = collecting(3)
+    driver.handle(AnswerReady(ack_of(0)))
+    assert driver.session.stop_collecting()
+    assert driver.handle(DeadlineReached()) == [posted(ack_of(0))]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 12))
+def test_every_ack_is_posted_once_and_in_time(pauses: list[int], subtasks: int) -> None:
+    """Against a coordinator that answers at once, whatever the times at which acknowledgements come."""
+    driver = collecting(subtasks)
+    came, sent = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+
+    def digest(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, PostAcks):
+                for item in action.body.items:
+                    assert sent.setdefault((item.vertex, item.checkpoint_id), driver.now) == driver.now
+                digest(driver.handle(AcksAnswered(AckAnswers(1, (SUCCESS,) * len(action.body.items)))))
+
+    for at, pause in enumerate(pauses):
+        for _ in range(pause):
+            driver.now += 1
+            digest(driver.handle(DeadlineReached()))
+        item = ack_of(at % subtasks, at // subtasks + 1)
+        came[item.vertex, item.checkpoint_id] = driver.now
+        digest(driver.handle(AnswerReady(item)))
+    for _ in range(ACK_COLLECT_MS):
+        driver.now += 1
+        digest(driver.handle(DeadlineReached()))
+    assert sent.keys() == came.keys()
+    assert all(0 <= sent[key] - came[key] <= ACK_COLLECT_MS for key in came)
 
 
 def test_of_acks_that_are_not_taken_together_each_goes_alone_and_one_that_is_never_taken_is_declined(running: Driver) -> None:

@@ -17,11 +17,11 @@ from holdfast.statebackends.keygroups import (
     assign_key_groups,
     default_max_parallelism,
     key_group_of_hash,
-    key_groups_of_hashes,
     operator_id,
     spread,
     subtask_of_key_group,
 )
+from holdfast.statebackends.serialization.key_group_columns import key_groups_of_hashes
 from holdfast.statebackends.serialization.keys import KeyType
 from tests.examples import FACTOR
 from tests.scenarios.notation import plain

@@ -8,6 +8,7 @@ import pytest
 from holdfast.statebackends import keygroups
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.serialization.key_group_columns import key_groups_of_hashes, subtasks_of_key_groups
 from holdfast.statebackends.serialization.key_hash import hash_utf8
 
 
@@ -29,7 +30,7 @@ from holdfast.statebackends.serialization.key_hash import hash_utf8
 def test_spread_vectors(h32: int, spread: int, group: int) -> None:
     assert keygroups.spread(h32) == spread
     assert keygroups.key_group_of_hash(h32, 128) == group
-    assert keygroups.key_groups_of_hashes(np.array([h32 % 2**32], np.uint32), 128).tolist() == [group]
+    assert key_groups_of_hashes(np.array([h32 % 2**32], np.uint32), 128).tolist() == [group]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_ranges_partition_the_groups_and_agree_with_the_owner_formula(max_parall
     for max_parallelism in max_parallelisms:
         groups = np.arange(max_parallelism, dtype=np.int32)
         for parallelism in (*range(1, min(max_parallelism, 300) + 1), max_parallelism):
-            owners = keygroups.subtasks_of_key_groups(groups, max_parallelism, parallelism)
+            owners = subtasks_of_key_groups(groups, max_parallelism, parallelism)
             ranges = [keygroups.assign_key_groups(max_parallelism, parallelism, i) for i in range(parallelism)]
             assert all(len(r) > 0 for r in ranges)
             assert np.array_equal(owners, np.repeat(np.arange(parallelism), [len(r) for r in ranges]))
@@ -104,7 +105,7 @@ def test_ranges_partition_the_groups_and_agree_with_the_owner_formula(max_parall
 
 
 def test_spread_is_even() -> None:
-    groups = keygroups.key_groups_of_hashes(np.arange(100_000, dtype=np.uint32), 128)
+    groups = key_groups_of_hashes(np.arange(100_000, dtype=np.uint32), 128)
     counts = np.bincount(groups)
     assert (counts.min(), counts.max()) == (699, 845)
 
@@ -113,7 +114,7 @@ def test_spread_is_even() -> None:
 def test_vectorised_groups_agree(max_parallelism: int) -> None:
     hashes = np.random.default_rng(7).integers(0, 2**32, 2000, dtype=np.uint32)
     hashes[:4] = [0, 1, 2**31, 2**32 - 1]
-    groups = keygroups.key_groups_of_hashes(hashes, max_parallelism)
+    groups = key_groups_of_hashes(hashes, max_parallelism)
     assert groups.dtype == np.int32
     assert groups.tolist() == [keygroups.key_group_of_hash(int(h), max_parallelism) for h in hashes]
 
@@ -121,7 +122,7 @@ def test_vectorised_groups_agree(max_parallelism: int) -> None:
 def test_hash_whose_spread_is_the_smallest_integer_goes_to_group_zero() -> None:
     h32 = _hash_with_code(0x80000000)
     assert keygroups.spread(h32) == 0
-    assert keygroups.key_groups_of_hashes(np.array([h32], np.uint32), 100).tolist() == [0]
+    assert key_groups_of_hashes(np.array([h32], np.uint32), 100).tolist() == [0]
 
 
 def _hash_with_code(code: int) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.statebackends.errors import AmbiguousWriteError, InvalidConfigError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.storage import filesystem
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import checksum_of
-from holdfast.statebackends.storage.directory import TEMPORARY_AGE_MS, LocalStorage, storage_from_url
+from holdfast.statebackends.storage.directory import TEMPORARY_AGE_MS, DurableFolders, LocalStorage, storage_from_url
 from holdfast.statebackends.storage.filesystem import OsFileSystem
 from holdfast.statebackends.storage.port import Buffer
 from tests.statebackends.crash_filesystem import CrashFileSystem, PowerCut
@@ -419,3 +421,39 @@ def test_storage_urls(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidConfigError):
             storage_from_url(bad)
+
+
+_FOLDERS = st.lists(st.sampled_from(("a", "b", "chk-1", "chk-10")), max_size=3).map(lambda names: "/".join(("/root", *names)))
+
+
+@given(st.lists(st.tuples(st.booleans(), _FOLDERS | st.just(""))))
+def test_folders_that_were_deleted_are_synced_again_and_no_others(steps: list[tuple[bool, str]]) -> None:
+    """What is known of folders is what the names say: a deleted one goes with all below it, and takes no other one along."""
+    synced: list[str] = []
+
+    class Files:
+        def mkdir(self, folder: str) -> None:
+            raise FileExistsError
+
+        def fsync_folder(self, folder: str) -> None:
+            synced.append(folder)
+
+    folders = DurableFolders(Files(), "/root")  # type: ignore[arg-type]
+    known = set[str]()
+    for is_made, folder in steps:
+        if is_made and folder:
+            synced.clear()
+            folders.ensure(folder)
+            above = [folder]
+            while above[-1] != "/root":
+                above.append(above[-1].rpartition("/")[0])
+            new = []
+            for each in above:
+                if each in known:
+                    break
+                new.append(each)
+            assert synced == [each.rpartition("/")[0] or "/" for each in reversed(new)]
+            known |= {*new}
+        elif not is_made:
+            folders.forget(folder)
+            known = {each for each in known if folder and each != folder and not each.startswith(folder + "/")}

@@ -19,7 +19,7 @@ from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange
 from holdfast.statebackends.rocksdb import database as rocksdb_store
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.rocksdb.row_keys import parse_row_key, row_key
+from holdfast.statebackends.rocksdb.row_keys import parse_row_key, parse_row_keys, row_key
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use
@@ -205,8 +205,35 @@ def test_a_damaged_table_is_an_error_and_not_an_early_end(tmp_path: Path) -> Non
     with pytest.raises(CorruptStateError, match="checksum mismatch"):
         list(damaged.state_rows(0, KeyGroupRange(0, 8)))
     with pytest.raises(CorruptStateError, match="checksum mismatch"):
+        list(damaged.state_chunks(0, KeyGroupRange(0, 8), 100))
+    with pytest.raises(CorruptStateError, match="checksum mismatch"):
         RocksStore(str(tmp_path / "other"), **SMALL).ingest(damaged.group_rows(KeyGroupRange(0, 8)), str(tmp_path))
     damaged.close()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 500, 100_000])
+def test_chunks_are_the_rows_of_one_state_in_the_key_groups(tmp_path: Path, rows: int) -> None:
+    store = filled_store(tmp_path / "db")
+    other = store.state_id("t")
+    store.write([(row_key(group, other, b"k" * group, b"n" * group, b"m" * group), b"v") for group in range(0, 8, 2)])
+    every = KeyGroupRange(0, 8)
+    for state_id, groups in ((0, every), (0, KeyGroupRange(3, 5)), (other, KeyGroupRange(1, 8)), (7, every)):
+        chunks = list(store.state_chunks(state_id, groups, rows))
+        assert all(len(chunk) == rows for chunk in chunks[:-1])
+        found = [row for chunk in chunks for row in chunk]
+        assert [(parse_row_key(key), value) for key, value in found] == list(store.state_rows(state_id, groups))
+        if found:
+            columns = parse_row_keys([key for key, _ in found])
+            parts = zip(columns.key_groups.tolist(), columns.keys, columns.namespaces, columns.map_keys, strict=True)
+            assert [(group, state_id, *rest) for group, *rest in parts] == [tuple(parse_row_key(key)) for key, _ in found]
+    store.close()
+
+
+def test_a_row_key_that_is_cut_off_is_refused_among_whole_ones() -> None:
+    whole = row_key(1, 0, b"key", b"namespace")
+    for end in (3, 11, len(whole) - 1):
+        with pytest.raises(ValueError, match=r"row key|buffer size"):
+            parse_row_keys([whole, whole[:end]])
 
 
 def test_tables_that_the_disk_does_not_take_are_a_storage_error(tmp_path: Path) -> None:

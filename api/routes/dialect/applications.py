@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 
 from holdfast.api.flink import job_schemas as shapes
 from holdfast.api.flink import render_applications, schemas, worker_schemas
@@ -48,7 +48,7 @@ def application_config(
 
 
 @router.post("/applications/{applicationid}/cancel", status_code=202)
-def cancel_application(service: Service, application_id: ApplicationId) -> schemas.Empty:
+async def cancel_application(request: Request, service: Service, application_id: ApplicationId) -> schemas.Empty:
     """Begin to cancel its job."""
-    service.cancel(application_id)
+    await request.app.state.commands.cancel(service.cancel, application_id)
     return schemas.Empty()

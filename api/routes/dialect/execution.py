@@ -96,9 +96,9 @@ def _no_rescales(job_id: str) -> NoReturn:
 
 
 @router.get("/jobs/{jobid}/yarn-cancel", status_code=202)
-def cancel(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
+async def cancel(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
     """Begin to cancel a job: what Flink's UI asks. A change by GET, and so taken with a bearer token, or from a page of this
     service."""
     check_same_origin(request.scope)
-    service.cancel(job_id)
+    await request.app.state.commands.cancel(service.cancel, job_id)
     return schemas.Empty()

@@ -90,9 +90,11 @@ def job(service: Service, job_id: JobId) -> schemas.JobDetails:
 
 
 @router.patch("/jobs/{jobid}", status_code=202)
-def cancel(service: Service, job_id: JobId, mode: Annotated[Literal["cancel"], Query()] = "cancel") -> schemas.Empty:
+async def cancel(
+    request: Request, service: Service, job_id: JobId, mode: Annotated[Literal["cancel"], Query()] = "cancel"
+) -> schemas.Empty:
     """Begin to cancel a job."""
-    service.cancel(job_id)
+    await request.app.state.commands.cancel(service.cancel, job_id)
     return schemas.Empty()
 
 
@@ -182,7 +184,8 @@ def checkpoint_subtasks(
 
 
 @router.post("/jobs/{jobid}/checkpoints", status_code=202, openapi_extra=describe_model(checkpoints_of.CheckpointTriggerRequest))
-def trigger_checkpoint(
+async def trigger_checkpoint(
+    request: Request,
     service: Service,
     job_id: JobId,
     body: Annotated[checkpoints_of.CheckpointTriggerRequest, Depends(body_of(checkpoints_of.CheckpointTriggerRequest))],
@@ -190,7 +193,8 @@ def trigger_checkpoint(
     """Trigger a checkpoint. FULL and INCREMENTAL change nothing: that is the job's configuration. `unaligned` and
     `alignedCheckpointTimeout` are for this one, in place of the job's settings."""
     mode = CheckpointMode(body.unaligned, body.alignedCheckpointTimeout)
-    return checkpoints_of.TriggerAccepted(request_id=service.request_checkpoint(job_id, body.triggerId, mode=mode))
+    request_id = await request.app.state.commands.run(service.request_checkpoint, job_id, body.triggerId, mode=mode)
+    return checkpoints_of.TriggerAccepted(request_id=request_id)
 
 
 @router.get("/jobs/{jobid}/checkpoints/{triggerid}")
@@ -203,13 +207,15 @@ def checkpoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) -
 
 
 @router.post("/jobs/{jobid}/savepoints", status_code=202, openapi_extra=describe_model(checkpoints_of.SavepointTriggerRequest))
-def trigger_savepoint(
+async def trigger_savepoint(
+    request: Request,
     service: Service,
     job_id: JobId,
     body: Annotated[checkpoints_of.SavepointTriggerRequest, Depends(body_of(checkpoints_of.SavepointTriggerRequest))],
 ) -> checkpoints_of.TriggerAccepted:
     """Take a savepoint, and cancel the job afterwards if requested."""
-    request_id = service.request_savepoint(
+    request_id = await request.app.state.commands.run(
+        service.request_savepoint,
         job_id,
         _target(body.target_directory),
         format_type=body.formatType or "CANONICAL",
@@ -226,13 +232,15 @@ def savepoint_trigger(service: Service, job_id: JobId, trigger_id: TriggerId) ->
 
 
 @router.post("/jobs/{jobid}/stop", status_code=202, openapi_extra=describe_model(checkpoints_of.StopRequest))
-def stop(
+async def stop(
+    request: Request,
     service: Service,
     job_id: JobId,
     body: Annotated[checkpoints_of.StopRequest, Depends(body_of(checkpoints_of.StopRequest))],
 ) -> checkpoints_of.TriggerAccepted:
     """Stop with a savepoint; `drain` fires all timers and windows first."""
-    request_id = service.stop(
+    request_id = await request.app.state.commands.run(
+        service.stop,
         job_id,
         _target(body.targetDirectory),
         drain=bool(body.drain),

@@ -16,7 +16,7 @@ from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, ag
 from holdfast.api.routes.questions import ask_workers
 from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import LogTail, QuestionKind
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import AnswerView, JobView
 from holdfast.statebackends.errors import NotFoundError, QuestionNotKnownError

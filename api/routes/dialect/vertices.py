@@ -14,8 +14,8 @@ from holdfast.api.flink import vertex_schemas as shapes
 from holdfast.api.routes.common import ERRORS, JobId, Service, VertexId
 from holdfast.api.routes.questions import ask_workers
 from holdfast.barriers.messages import QuestionKind
-from holdfast.coordinator.dispatcher.diagnosis import LOOK_INTERVAL_MS, LOOKS
-from holdfast.coordinator.dispatcher.questions import Question
+from holdfast.coordinator.dispatcher.reading.diagnosis import LOOK_INTERVAL_MS, LOOKS
+from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)

@@ -17,7 +17,7 @@ export const may = (session, role) => (RANKS[session.role] ?? -1) >= RANKS[role]
 const TONES = {
   ok: "good", RUNNING: "good", COMPLETED: "good", FINISHED: "good", active: "good", completed: "good", fits: "good", sound: "good",
   at_risk: "warn", RESTARTING: "warn", FAILING: "warn", CANCELLING: "warn", RECONCILING: "warn", CREATED: "warn", SUSPENDED: "warn",
-  INITIALIZING: "warn", DEPLOYING: "warn", SCHEDULED: "warn", CANCELING: "warn", pending: "warn", missing: "warn", low: "warn",
+  INITIALIZING: "warn", DEPLOYING: "warn", SCHEDULED: "warn", CANCELING: "warn", pending: "warn", incomplete: "warn", missing: "warn", low: "warn",
   bad: "bad", FAILED: "bad", failed: "bad", refused: "bad", damaged: "bad", high: "bad",
 }
 const WORDS = { at_risk: "at risk", IN_PROGRESS: "in progress", ok: "ok", bad: "bad" }

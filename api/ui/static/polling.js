@@ -7,8 +7,8 @@ const LONGEST_MS = 30_000
 export const STALE_MS = 5_000
 
 // Ask `path` every `everyMs` (0: once, and again only while the service is busy or does not answer). null: nothing to ask. `path` may
-// be a list: its answers come together, as a list.
-export function usePoll(path, everyMs = 2_000) {
+// be a list: its answers come together, as a list. `staysMissing`: what is not there will not come, and is not asked for again.
+export function usePoll(path, everyMs = 2_000, staysMissing = false) {
   const [state, setState] = useState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
   const again = useRef(() => {})
   const key = Array.isArray(path) ? path.join(" ") : path
@@ -20,6 +20,7 @@ export function usePoll(path, everyMs = 2_000) {
     const look = async () => {
       clearTimeout(timer)
       let mayPass = false
+      let isGone = false
       try {
         const paths = Array.isArray(path) ? path : [path]
         const answers = await Promise.all(paths.map(each => get(each, abort.signal)))
@@ -30,10 +31,11 @@ export function usePoll(path, everyMs = 2_000) {
       } catch (error) {
         if (error.name === "AbortError") return
         mayPass = error.status === 0 || error.status === 429 || error.status === 503
+        isGone = staysMissing && error.status === 404
         pause = Math.min(LONGEST_MS, Math.max(everyMs, 1_000, pause * 2, (error.retryAfterS || 0) * 1_000))
         setState(before => ({ ...before, error }))
       }
-      if (everyMs || mayPass) timer = setTimeout(whenVisible, pause)
+      if ((everyMs && !isGone) || mayPass) timer = setTimeout(whenVisible, pause)
     }
     const whenVisible = () => document.hidden ? document.addEventListener("visibilitychange", look, { once: true, signal: abort.signal }) : look()
     again.current = look

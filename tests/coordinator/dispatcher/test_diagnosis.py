@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.barriers.messages import TaskState
 from holdfast.coordinator.config import ServiceConfig
-from holdfast.coordinator.dispatcher import diagnosis
+from holdfast.coordinator.dispatcher.reading import diagnosis
 from holdfast.coordinator.explain.records import CauseKind, Verdict
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.errors import NotFoundError, StorageUnavailableError

@@ -11,7 +11,7 @@ from holdfast.barriers.messages import CheckpointKind, Heartbeat, OperatorMetric
 from holdfast.coordinator.dispatcher import published
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, capture, wait_for_look
-from holdfast.coordinator.dispatcher.queries import Queries
+from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError

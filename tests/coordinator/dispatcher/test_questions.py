@@ -10,8 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import QuestionKind, WorkerAnswer
-from holdfast.coordinator.dispatcher import questions
-from holdfast.coordinator.dispatcher.questions import CALLERS_MAX, FRESH_MS, GIVEN_UP_MS, UNDER_WAY_MAX, Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading import questions
+from holdfast.coordinator.dispatcher.reading.questions import (
+    CALLERS_MAX,
+    FRESH_MS,
+    GIVEN_UP_MS,
+    UNDER_WAY_MAX,
+    Question,
+    WorkerQuestions,
+)
 from holdfast.coordinator.jobmaster.events import QuestionAsked
 from holdfast.statebackends.errors import NotFoundError, WorkerBusyError, WorkerSilentError
 

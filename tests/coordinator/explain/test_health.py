@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.health import derive_health
+from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
 from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
 from holdfast.coordinator.views import ScheduleView
 from tests.coordinator.explain.building import NOW, SINK, SOURCE, WINDOW, Built
@@ -37,6 +38,19 @@ def test_a_healthy_job() -> None:
     assert found.resume.sources == (SourceCut("orders", 1_000),)
     assert found.resume.may_repeat == ()
     assert found.as_of_ms == NOW
+
+
+def test_sources_are_told_with_the_positions_of_the_snapshot_that_they_were_read_from() -> None:
+    found = derive_health(replace(Built(status=None).made(), positions=SnapshotPositions(39, {
+        "orders": SourcePlaces(30, ("orders[0] at offset 7", "orders[1] at offset 9")),
+        "rates": SourcePlaces(1, ("row 5",)),
+    }))).resume  # fmt: skip
+    assert (found.checkpoint_id, found.positions_of) == (40, 39)
+    assert found.sources == (
+        SourceCut("orders", 1_000, ("orders[0] at offset 7", "orders[1] at offset 9"), 30),
+        SourceCut("rates", -1, ("row 5",), 1),
+    )
+    assert derive_health(Built(status=None).made()).resume.positions_of == -1
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from holdfast.coordinator.ownership.labels import (
     begin_deletion,
     check_label,
     read_labels,
+    read_register,
     remove_label,
 )
 from holdfast.coordinator.restore.resolve import resolve_snapshot
@@ -49,7 +50,7 @@ from holdfast.statebackends.errors import (
     NotFoundError,
     SnapshotLabelledError,
 )
-from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.layout import JobPaths, label_path
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.port import Flow, PutIfAbsent, run_flow
 from tests.coordinator.doubles import submission, word_count
@@ -642,3 +643,29 @@ def test_begin_deletion_is_repeated_by_whoever_comes_next(storage: DictStorage) 
     assert run_flow(begin_deletion(folder, mark("b")), storage) == ()
     with pytest.raises(SnapshotLabelledError, match="its deletion has begun"):
         run_flow(add_label(PATHS, 1, "x", mark()), storage)
+
+
+@pytest.mark.parametrize("changes", [1, 3, 4, 5, 8, 9, 31, 450])
+def test_a_register_of_many_changes_is_read_by_halves(storage: DictStorage, changes: int) -> None:
+    """Whoever reads it finds the last record, and reads few of those before it."""
+    folder = PATHS.checkpoint(1)
+    storage.files[PATHS.labelled(1)] = b"\n"
+    for number in range(1, 2 * changes):
+        kept = ("x",) if number % 2 else ()
+        storage.files[label_path(folder, number)] = encode_record(LabelRecord(number, kept, "user", folder, created_ms=number))
+    newest = run_flow(read_register(folder), storage)
+    assert newest is not None
+    assert newest.number == 2 * changes - 1
+    for flow in (lambda: read_register(folder), lambda: begin_deletion(folder, mark("leader"))):
+        steps = Steps(flow(), storage)
+        count = 0
+        while not steps.done:
+            steps.step()
+            count += 1
+        assert count <= 25
+        assert isinstance(steps.value, LabelRecord) or steps.value == ("x",)
+    run_flow(remove_label(PATHS, "x", mark()), storage)
+    assert run_flow(begin_deletion(folder, mark("leader")), storage) == ()
+    last = run_flow(read_register(folder), storage)
+    assert last is not None
+    assert (last.number, last.deleting) == (2 * changes + 1, True)

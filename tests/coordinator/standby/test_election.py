@@ -206,7 +206,7 @@ def test_signs_and_looks_come_at_their_intervals_one_at_a_time() -> None:
     assert do(on.DeadlineReached(), 60_000) == []
     do(on.SignGiven())
     do(seen(active(1), sign(1)))
-    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 8
+    assert member.election.next_deadline_ms() == member.now_ms + AFTER_MS // 10
     assert do(on.DeadlineReached(), AFTER_MS // 3) == [on.GiveSign(0), on.Observe()]
 
 
@@ -216,6 +216,81 @@ def test_new_active_one_says_so_as_soon_as_the_sign_under_way_is_stored() -> Non
     member.do(seen(None))
     assert member.election.handle(on.ClaimAnswered(active(1, ME)), now_ms=member.now_ms) == [on.Lead(1)]
     assert member.election.handle(on.SignGiven(), now_ms=member.now_ms) == [on.GiveSign(1)]
+
+
+def tick(member: Member, ms: int, *, is_stored: bool = False) -> list[Action]:
+    """Time that the process sees pass, with signs that can't be stored."""
+    found: list[Action] = []
+    for _ in range(0, ms, 500):
+        found += member.do(on.DeadlineReached(), 500)
+        found += member.do(on.SignGiven(is_stored))
+    return found
+
+
+def test_active_one_that_can_store_no_sign_gives_up_after_twice_the_time() -> None:
+    member = Member()
+    member.lead()
+    assert tick(member, 2 * AFTER_MS - 500) == []
+    assert member.election.role is Role.ACTIVE
+    assert tick(member, 500) == [on.StopLeading(1, is_cut_off=True), on.ReleaseLock()]
+    assert (member.election.role, member.election.epoch) == (Role.STANDBY, 0)
+    assert tick(member, 5_000) == []
+
+
+def test_active_one_whose_signs_hang_gives_up_without_an_answer() -> None:
+    member = Member()
+    member.lead()
+    found: list[Action] = []
+    while member.election.role is Role.ACTIVE:
+        due = member.election.next_deadline_ms()
+        assert due is not None
+        found += member.do(on.DeadlineReached(), due - member.now_ms)
+    assert found == [on.StopLeading(1, is_cut_off=True), on.ReleaseLock()]
+    assert member.now_ms == 1_000_000 + 2 * AFTER_MS
+
+
+def test_signs_that_are_stored_now_and_then_are_enough() -> None:
+    member = Member()
+    member.lead()
+    for _ in range(6):
+        assert tick(member, 2 * AFTER_MS - 1_000) == []
+        assert tick(member, 1_000, is_stored=True) == []
+    assert member.election.role is Role.ACTIVE
+
+
+def test_pause_of_the_process_is_none_of_storage() -> None:
+    member = Member()
+    member.lead()
+    tick(member, AFTER_MS)
+    assert member.do(on.DeadlineReached(), 3_600_000) == []
+    assert member.election.role is Role.ACTIVE
+
+
+def test_one_that_gave_up_is_replaced_at_once_by_another_and_later_by_itself() -> None:
+    other = Member()
+    assert other.do(seen(active(1), sign(7, epoch=0))) == [], "of before it led"
+    assert other.do(seen(active(1), sign(8, epoch=0, gave_up=1)), 10) == [on.Claim(2)]
+
+    member = Member()
+    member.lead()
+    tick(member, 2 * AFTER_MS)
+    own = seen(active(1, ME), sign(30, ME, epoch=0, gave_up=1))
+    assert member.do(own, 10 * AFTER_MS) == [], "it can store no sign"
+    assert member.election.handle(on.DeadlineReached(), now_ms=member.now_ms)[0] == on.GiveSign(0, gave_up=1)
+    member.do(on.SignGiven())
+    assert member.do(own) == [], "the others come first"
+    assert member.do(own, AFTER_MS // 3) == [on.Claim(2)]
+
+
+def test_member_that_can_store_no_sign_does_not_take_over() -> None:
+    member = Member()
+    member.do(on.SignGiven(is_stored=False))
+    assert member.do(seen(None)) == []
+    assert member.do(seen(active(1), sign(1, is_leaving=True))) == []
+    assert member.do(seen(active(1), sign(2, holds_lock=True, lock=LOCK))) == []
+    assert member.do(on.LockTaken()) == [on.ReleaseLock()]
+    member.do(on.SignGiven())
+    assert member.do(on.LockTaken()) == [on.Claim(2)]
 
 
 @pytest.mark.parametrize("after_ms", [299, 600_001, 0, -1])

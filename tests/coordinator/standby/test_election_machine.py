@@ -40,6 +40,12 @@ class Process:
     claiming: on.Claim | None = None
     giving: list[on.GiveSign] = field(default_factory=list)
     leads: int = 0
+    could_store: bool = True
+    """Its last sign is stored."""
+    unstored_ms: int = 0
+    """Time that it has seen pass since its newest stored sign, or since it leads."""
+    unstored_in_all_ms: int = 0
+    """The same, with that of pauses."""
     lost_ms: int | None = None
     """When it stepped down last."""
     looks: list[tuple[int, ActiveRecord | None, SignOfLife | None]] = field(default_factory=list)
@@ -89,8 +95,11 @@ class World:
             case on.Lead():
                 assert self.records[action.epoch - 1].member == process.name
                 process.leads = action.epoch
+                process.unstored_ms = process.unstored_in_all_ms = 0
             case on.StopLeading():
                 assert process.leads == action.epoch
+                if action.is_cut_off:
+                    assert process.unstored_in_all_ms >= 2 * AFTER_MS, "it gives up though it could store its sign"
                 process.lost_ms, process.leads = self.now_ms, 0
             case on.GiveSign():
                 process.giving.append(action)
@@ -110,18 +119,28 @@ class World:
             holds = self.holder[LOCKS[process.name]] == process.name
             self.guarded |= {action.epoch} if holds else set()
             says = holds and not action.is_leaving
-            found = SignOfLife(process.name, process.beat, "", action.epoch, LOCKS[process.name], says, action.is_leaving)
+            found = SignOfLife(
+                process.name,
+                process.beat,
+                "",
+                action.epoch,
+                LOCKS[process.name],
+                says,
+                action.is_leaving,
+                gave_up=action.gave_up,
+            )
             self.signs[process.name] = found
         process.giving.clear()
 
     def _judge_claim(self, process: Process, epoch: int) -> None:
-        """A member may claim for four reasons, and each is the world's own knowledge."""
+        """A member may claim for five reasons, and each is the world's own knowledge."""
+        assert process.could_store, "it could not lead"
         if epoch == 1:
             return
         previous = self.records[epoch - 2] if len(self.records) >= epoch - 1 else None
         assert previous is not None, "an epoch behind one that nobody has"
         sign = self.signs.get(previous.member)
-        if sign is not None and sign.is_leaving:
+        if sign is not None and (sign.is_leaving or sign.gave_up >= previous.epoch):
             return
         if len(self.records) >= epoch:
             return  # storage refuses it
@@ -148,6 +167,9 @@ class World:
         self.now_ms += ms
         for name in MEMBERS:
             process = self.processes[name]
+            process.unstored_in_all_ms += ms
+            if process in self._awake() and ms <= 2 * AFTER_MS // 3:
+                process.unstored_ms += ms
             due = process.election.next_deadline_ms()
             if process in self._awake() and due is not None and due <= self.now_ms + process.skew_ms:
                 self._handle(process, on.DeadlineReached())
@@ -163,7 +185,10 @@ class World:
         process = self.processes[name]
         if process in self._awake() and process.giving:
             process.giving.clear() if fails else self._store_signs(process)
-            self._handle(process, on.SignGiven())
+            process.could_store = not fails
+            if not fails:
+                process.unstored_ms = process.unstored_in_all_ms = 0
+            self._handle(process, on.SignGiven(is_stored=not fails))
 
     def _answer_look(self, name: str, *, fails: bool) -> None:
         process = self.processes[name]
@@ -225,6 +250,7 @@ class World:
         leading = [each.leads for each in self.processes.values() if each.leads]
         assert len(leading) == len(set(leading)), "two lead in one epoch"
         for process in self.processes.values():
+            assert not process.leads or process.unstored_ms < 2 * AFTER_MS + STEPS_MS[-1], "it leads, and is cut off from storage"
             assert process.leads == (process.election.epoch if process.election.role is Role.ACTIVE else 0)
 
 
@@ -252,6 +278,11 @@ class Members(RuleBasedStateMachine):
     def mishap(self, name: str, what: str) -> None:
         getattr(self.world, what)(name)
 
+    @rule(names=st.sets(st.sampled_from(MEMBERS), min_size=1), steps=st.integers(2, 20))
+    def storage_is_away(self, names: set[str], steps: int) -> None:
+        for _ in range(steps):
+            self.world.time_passes(1_000, failing=names)
+
     @rule(first=st.sampled_from(MEMBERS), second=st.sampled_from(MEMBERS))
     def cut_or_mend(self, first: str, second: str) -> None:
         self.world.cut_or_mend(first, second)
@@ -270,11 +301,14 @@ def walk(make: Callable[..., Election], seed: int, steps: int = 80) -> World:
     """A random life of three members."""
     draw = random.Random(seed)
     world = World([draw.randrange(-50_000, 50_000) for _ in MEMBERS], make)
+    cut_off: list[str] = []
     for _ in range(steps):
+        if draw.random() < 0.1:  # from storage, for a while
+            cut_off = [name for name in MEMBERS if draw.random() < 0.4] if not cut_off else []
         some = [name for name in MEMBERS if draw.random() < 0.15]
         match draw.choices(("time", "pause", "cut", "stop", "kill"), (12, 3, 2, 0.2, 0.2))[0]:
             case "time":
-                world.time_passes(draw.choice(STEPS_MS), some, [name for name in MEMBERS if draw.random() < 0.1])
+                world.time_passes(draw.choice(STEPS_MS), some, [name for name in MEMBERS if name in cut_off or draw.random() < 0.1])
             case "pause":
                 world.pause_or_wake(draw.choice(MEMBERS))
             case "cut":
@@ -339,6 +373,27 @@ class GrabsBack(Election):
         return actions
 
 
+class StaysCutOff(Election):
+    """Leads on, and answers probes as the active one, though storage takes nothing from it."""
+
+    def _is_cut_off(self, now_ms: int) -> bool:
+        return False
+
+
+class GivesUpAtOnce(Election):
+    """Gives up as soon as one sign is not stored."""
+
+    def _is_cut_off(self, now_ms: int) -> bool:
+        return self.role is Role.ACTIVE and not self._can_store
+
+
+class TakesOverUnable(Election):
+    """Takes over though it can store no sign itself."""
+
+    def _claim_if_able(self, epoch: int) -> list[on.Action]:
+        return self._claim(epoch)
+
+
 class LeadsWhatItClaimed(Election):
     """Takes a claim for its own, whoever storage says was first."""
 
@@ -346,7 +401,18 @@ class LeadsWhatItClaimed(Election):
         return self._lead(ActiveRecord(active.epoch, self.member, ""))
 
 
-MUTANTS = [SignAlone, ProbeAlone, LateProbe, AnyLock, NeverStepsDown, GrabsBack, LeadsWhatItClaimed]
+MUTANTS = [
+    SignAlone,
+    ProbeAlone,
+    LateProbe,
+    AnyLock,
+    NeverStepsDown,
+    GrabsBack,
+    StaysCutOff,
+    GivesUpAtOnce,
+    TakesOverUnable,
+    LeadsWhatItClaimed,
+]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

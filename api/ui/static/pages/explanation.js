@@ -31,10 +31,22 @@ function PhaseBars({ found }) {
   ]} />`
 }
 
+// One that the coordinator shows no longer: what the history has of it does not change any more.
+function Recorded({ job, checkpoint, path }) {
+  const poll = usePoll(path, 0)
+  return html`<${Shown} poll=${poll} missing=${html`This job shows no checkpoint ${checkpoint}, and its history has no record of one. Failures and restarts are in the <a href=${link("jobs", job, "failures")}>history</a>.`}>${explained => html`
+    <p class="quiet">The coordinator no longer knows this checkpoint: it shows the newest ones. This is what the job's history has of it.</p>
+    <${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${Causes} found=${explained} /><//>
+    <${Card} title="Phases"><${PhaseBars} found=${explained} /><//>`}<//>`
+}
+
 export function Explained({ job, checkpoint }) {
-  const poll = usePoll([`v1/jobs/${job}/checkpoints/details/${checkpoint}`, `v1/jobs/${job}/checkpoints/details/${checkpoint}/explain`, `v1/jobs/${job}/plan`])
+  const details = `v1/jobs/${job}/checkpoints/details/${checkpoint}`
+  const poll = usePoll([details, `${details}/explain`, `v1/jobs/${job}/plan`], 2_000, true)
+  const isMissing = poll.data === null && poll.error?.status === 404
   return html`<div class="title"><h1 tabindex="-1">Checkpoint ${checkpoint}</h1>${poll.data ? html`<${Status} of=${poll.data[0].status} />` : null}<${Fresh} poll=${poll} /></div>
-    <${Shown} poll=${poll} missing=${html`This job shows no checkpoint ${checkpoint} any more: it shows the newest ones. Its record may be in the <a href=${link("jobs", job, "failures")}>history</a>.`}>${([found, explained, { plan }]) => {
+    ${isMissing ? html`<${Recorded} job=${job} checkpoint=${checkpoint} path=${`${details}/explain`} />` : null}
+    <${Shown} poll=${poll} missing=${" "}>${([found, explained, { plan }]) => {
       const names = Object.fromEntries(plan.nodes.map(node => [node.id, node.description || node.id]))
       return html`<${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${Causes} found=${explained} /><//>
         <${Card} title="Phases" aside=${html`<span class="quiet">${explained.compared ? `beside the medians of ${explained.compared} completed ones` : "too few have completed to compare with"}</span>`}><${PhaseBars} found=${explained} /><//>

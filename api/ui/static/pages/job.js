@@ -58,9 +58,16 @@ function Questions({ jobId, health }) {
       <p class="quiet">Highest backpressure ${percent(slow.backpressured)}, watermark lag ${duration(slow.watermark_lag_ms)}. <a href=${link("jobs", jobId, "checkpoints")}>Why a checkpoint is late</a></p><//>
     <${Question} title="Where will it resume?" view=${resume}>
       ${resume.location ? html`<p><a href=${link("jobs", jobId, "snapshots", resume.location)}>${resume.location}</a></p>` : null}
-      ${resume.sources.length ? html`<p class="quiet">${resume.sources.slice(0, 4).map(each => `${each.uid} at record ${count(each.records)}`).join(", ")}${resume.sources.length > 4 ? `, and ${resume.sources.length - 4} more sources` : ""}.</p>` : null}
+      ${resume.sources.length ? html`<p class="quiet">${resume.sources.slice(0, 4).map(place).join(", ")}${resume.sources.length > 4 ? `, and ${resume.sources.length - 4} more sources` : ""}.${resume.positions_of >= 0 && resume.positions_of < resume.checkpoint_id ? ` Positions of checkpoint ${resume.positions_of}; those of ${resume.checkpoint_id} are being read.` : ""}</p>` : null}
       ${resume.may_repeat.length ? html`<p>Output may repeat: ${resume.may_repeat.map(each => each.vertex).join(", ")}.</p>` : null}<//>
   </div>`
+}
+
+// Of a source: where its state says that it goes on; without that, how much it had read.
+function place(source) {
+  if (!source.positions.length) return source.records >= 0 ? `${source.uid} at record ${count(source.records)}` : `${source.uid} at its beginning`
+  const more = source.splits - Math.min(4, source.positions.length)
+  return `${source.uid} (${source.positions.slice(0, 4).join(", ")}${more > 0 ? ` and ${count(more)} more` : ""})`
 }
 
 const Question = ({ title, view, children }) => html`<section class=${`card question ${view.verdict}`}><header><h2>${title}</h2><${Status} of=${view.verdict} /></header><p class="why">${view.why}</p>${children}</section>`

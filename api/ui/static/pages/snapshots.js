@@ -7,6 +7,7 @@ import { usePoll } from "../polling.js"
 import { operate } from "../session.js"
 import { Action } from "../dialog.js"
 import { Labels } from "./care.js"
+import { Forget } from "./forget.js"
 
 // Known snapshots, newest first: {path, what, id, atMs, size}.
 export function known(stats, requests) {
@@ -44,5 +45,6 @@ export function Snapshots({ job, name, session }) {
         ["Place", each => html`<code>${each.path}</code>`],
       ]} />
       <form class="row" onSubmit=${open}><label>Any other, by its path<input required value=${path} onInput=${event => setPath(event.target.value)} spellcheck="false" /></label><button type="submit">Open</button></form><//>`}<//>
-    <${Labels} job=${job} session=${session} />`
+    <${Labels} job=${job} session=${session} />
+    ${may(session, "admin") ? html`<${Forget} job=${job} name=${name} />` : null}`
 }

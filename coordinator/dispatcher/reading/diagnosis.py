@@ -16,9 +16,10 @@ from holdfast.barriers.messages import QuestionKind, SubtaskKey
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.published import Look
-from holdfast.coordinator.dispatcher.queries import view_recorded_checkpoints, view_recorded_job
-from holdfast.coordinator.dispatcher.questions import Question, WorkerQuestions
-from holdfast.coordinator.dispatcher.recollection import COMPARED_MAX, Recollection
+from holdfast.coordinator.dispatcher.reading.queries import view_recorded_checkpoints, view_recorded_job
+from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.recollection import COMPARED_MAX, Recollection
+from holdfast.coordinator.dispatcher.reading.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.facts import COMPARED_MIN
@@ -27,7 +28,7 @@ from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob, derive_config
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
-from holdfast.coordinator.totals import Totals, records_read
+from holdfast.coordinator.totals import Totals, is_source, records_read
 from holdfast.coordinator.views import AnswerView, CheckpointView
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
 from holdfast.statebackends.storage import is_absolute_folder
@@ -93,6 +94,7 @@ class Diagnosis:
         questions: WorkerQuestions,
         drills: JobDrills,
         recollection: Recollection,
+        positions: SourcePositions,
     ) -> None:
         self._calls = calls
         self._questions = questions
@@ -100,6 +102,7 @@ class Diagnosis:
         self._clock = clock
         self._drills = drills
         self._recollection = recollection
+        self._positions = positions
 
     def health(self, job_id: str) -> HealthView:
         recorded = self._calls.recorded_only(job_id)
@@ -110,6 +113,9 @@ class Diagnosis:
         drills = self._drills.remembered(job_id)
         verifications = self._drills.verifications(job_id)
         told = replace(situation, drills=drills or (), are_drills_known=drills is not None, verifications=verifications)
+        if situation.cut is not None:
+            sources = frozenset(each.uid for vertex in situation.job.graph.vertices for each in vertex.operators if is_source(each))
+            told = replace(told, positions=self._positions.remembered(job_id, situation.cut, sources))
         return derive_health(told)
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:

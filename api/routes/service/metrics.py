@@ -420,10 +420,17 @@ class HttpMetrics:
             "holdfast_acknowledgements", "Acknowledgements and declines, by answer.", ("answer",), registry=registry
         )
 
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
+        """As few as there are routes, methods and statuses: finding them costs more than counting."""
+
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(method, route, str(status)).inc()
-        if not route.endswith(_STREAMS):
-            self._seconds.labels(method, route).observe(seconds)
+        found = self._children.get((method, route, status))
+        if found is None:
+            timed = None if route.endswith(_STREAMS) else self._seconds.labels(method, route)
+            found = self._children[method, route, status] = (self._requests.labels(method, route, str(status)), timed)
+        found[0].inc()
+        if found[1] is not None:
+            found[1].observe(seconds)
 
     def count_answers(self, answers: Iterable[AckStatus]) -> None:
         for status, count in collections.Counter(answers).items():

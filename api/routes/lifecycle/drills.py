@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
@@ -69,13 +68,16 @@ def render(view: DrillView) -> Drill:
 
 
 @router.post("/jobs/{jobid}/drills", response_model=Drill, status_code=202, openapi_extra=describe_model(Drilling))
-def drill(service: Service, job_id: JobId, body: Annotated[Drilling, Depends(body_of(Drilling))]) -> Drill:
-    """Begins a drill and answers at once. 503 while another one is under way, of whichever job."""
-    return render(service.drill(job_id, body.checkpoint))
+async def drill(
+    request: Request, service: Service, job_id: JobId, body: Annotated[Drilling, Depends(body_of(Drilling))]
+) -> Drill:
+    """Begins a drill and answers at once. 503 while another one is under way, of whichever job, and if storage does not tell in
+    time what is to be read: the drill may begin once it does."""
+    return render(await request.app.state.readers.run(service.drill, job_id, body.checkpoint))
 
 
 @router.get("/jobs/{jobid}/drills", response_model=Drills)
 async def drills(request: Request, service: Service, job_id: JobId) -> Drills:
     """Drills of a job's snapshots, also of those under leaders before this one."""
-    found = await to_thread.run_sync(service.drills, job_id, limiter=request.app.state.history_readers)
+    found = await request.app.state.readers.run(service.drills, job_id)
     return Drills(drills=[render(view) for view in found])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from holdfast.api.flink import schemas
-from holdfast.api.routes import metrics
 from holdfast.api.routes.common import ERRORS
+from holdfast.api.routes.service import metrics
 from holdfast.api.routes.viewed import AS_OF_HEADER
 from holdfast.statebackends.errors import RecoveringError
 

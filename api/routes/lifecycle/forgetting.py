@@ -1,4 +1,4 @@
-"""Forgetting a key of a stopped job: begun here, done by a process of its own, told by polling."""
+"""Forgetting a key of a job, running or stopped: begun here, done by a process of its own, told by polling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from holdfast.api.http.request_log import SUBJECT
 from holdfast.api.routes.common import ERRORS, Directories, JobId, Service, body_of, describe_model
 from holdfast.api.snapshots.forget_process import ForgetRequest
 from holdfast.api.snapshots.forgettings import Forgetting, Forgettings
+from holdfast.api.snapshots.live_erasure import LiveErasure, is_running
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
+from holdfast.barriers.erasure import Erasure
 from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(prefix="/v1", tags=["snapshots"], responses=ERRORS)
@@ -35,8 +37,9 @@ class Forget(schemas.RequestBody):
     states: list[ForgottenState] = Field(min_length=1, max_length=STATES_MAX)
     key: str = Field(min_length=1, max_length=KEY_CHARS_MAX)
     """As after `holdfast forget --key`. It is in no answer, log or audit line."""
-    to: str = Field(min_length=1, max_length=PATH_CHARACTERS_MAX)
-    """Directory for the savepoint without the key: one whose snapshots are shown, or in which jobs have savepoints."""
+    to: str = Field(default="", max_length=PATH_CHARACTERS_MAX)
+    """Of a stopped job: directory for the savepoint without the key, one whose snapshots are shown, or in which jobs have
+    savepoints. Of a running one it is not used."""
     keep_history: bool = False
 
 
@@ -101,14 +104,21 @@ def forget(
     job_id: JobId,
     body: Annotated[Forget, Depends(body_of(Forget))],
 ) -> ForgettingState:
-    """Begins to forget a key of a stopped job and answers at once; what becomes of it tells GET. The same request goes on with one
-    that was cut off. 503 while another one runs, of whichever job."""
+    """Begins to forget a key of a job and answers at once; what becomes of it tells GET. A running job loses it at the barrier of a
+    checkpoint, a stopped one by a savepoint without it. The same request goes on with one that was cut off. 503 while another one
+    runs, of whichever job."""
     location = request.app.state.settings.location
-    to = _place(directories.with_savepoints(service.savepoint_places()), body.to, location)
     states = tuple((each.operator, each.state) for each in body.states)
     request.scope[SUBJECT] = ", ".join(f"{uid}/{state}" for uid, state in states)
+    to, erasure = "", None
+    if is_running(service, job_id):
+        erasure = LiveErasure(service, job_id, Erasure.of(states, body.key))
+    elif not body.to:
+        raise InvalidConfigError("a stopped job needs a directory for the savepoint without the key", setting="to")
+    else:
+        to = _place(directories.with_savepoints(service.savepoint_places()), body.to, location)
     wanted = ForgetRequest(location, job_id, states, body.key, to, body.keep_history, 1)
-    return _render(known.begin(wanted, secrets.token_hex(16), time.time_ns() // 1_000_000))
+    return _render(known.begin(wanted, secrets.token_hex(16), time.time_ns() // 1_000_000, erasure))
 
 
 @router.get("/jobs/{jobid}/forget", response_model=KnownForgettings)

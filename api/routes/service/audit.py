@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from holdfast.api.access.audit import AuditLine
@@ -25,7 +24,7 @@ class AuditRecord(schemas.Record):
     """Within its chain."""
     time_ms: int
     kind: str
-    """started, request, refused, dropped (lines or refusals that were only counted)."""
+    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted)."""
     request: str
     job: str
     subject: str
@@ -55,8 +54,9 @@ async def audit(
     after: Annotated[str, Query(max_length=128, description="`next` of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=PAGE_LINES_MAX)] = LINES_DEFAULT,
 ) -> Response:
-    """Changes and refusals of all coordinators of the state directory. A line is there a second after its request."""
+    """Changes and refusals of all coordinators of the state directory. A line is there a second after its
+    request, a refusal after ten at most."""
     state = request.app.state
-    page = await to_thread.run_sync(read_audit_page, state.settings.location, after, limit, limiter=state.history_readers)
+    page = await request.app.state.readers.run(read_audit_page, state.settings.location, after, limit)
     found = Audit(lines=[_shown(line) for line in page.lines], next=page.next)
     return Response(msgspec.json.encode(found.model_dump(by_alias=True)), media_type="application/json")

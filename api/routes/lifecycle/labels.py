@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import Field
 
@@ -59,7 +58,7 @@ def render(view: LabelView) -> Label:
 @router.get("/jobs/{jobid}/labels", response_model=Labels)
 async def labels(request: Request, service: Service, job_id: JobId) -> Labels:
     """Labels of a job's snapshots, from its directory; also of a job that has ended."""
-    found = await to_thread.run_sync(service.labels, job_id, limiter=request.app.state.history_readers)
+    found = await request.app.state.readers.run(service.labels, job_id)
     return Labels(labels=[render(view) for view in found.labels], damage=list(found.damage))
 
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from holdfast.api.events.stream import (
 )
 from holdfast.api.http.auth import CALLER, RECHECK
 from holdfast.api.routes.common import ERRORS, JobId, Service
+from holdfast.api.routes.threads import StorageReaders
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError
@@ -79,7 +79,8 @@ def _stream(request: Request, service: Coordinator, follower: Follower, name_eve
 
 
 def _read(request: Request, service: Coordinator, wanted: ReadHistory) -> Awaitable[HistoryPage | None]:
-    return to_thread.run_sync(_page, service, wanted, limiter=request.app.state.history_readers)
+    readers: StorageReaders = request.app.state.readers
+    return readers.run(_page, service, wanted)
 
 
 def _page(service: Coordinator, wanted: ReadHistory) -> HistoryPage | None:

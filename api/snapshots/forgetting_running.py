@@ -1,0 +1,130 @@
+"""Forgets a key of a running job, behind the checkpoint at whose barrier it left the live state: reads that checkpoint whole, waits
+until the job's leader has dropped all older ones, deletes savepoints and records as of a stopped job, and gives the certificate.
+
+It deletes no checkpoint: that is the leader's. What is left of older ones makes the certificate incomplete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
+from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.erasures import find_older
+from holdfast.statebackends.errors import ForgetError
+from holdfast.statebackends.serialization.key_texts import KeyOf
+from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
+from holdfast.statebackends.state_processor.erase import chosen_states
+from holdfast.statebackends.storage.port import run_flow
+
+DROPS_SECONDS_MAX = 60.0
+"""How long the leader may take to drop older checkpoints."""
+_POLL_S = 0.2
+
+NOT_COVERED_LIVE = {
+    **NOT_COVERED,
+    "sources": "what the job reads: a record of the key behind the barrier of checkpoint `erased_at` makes state anew; also the "
+    "input that the job keeps in sources/",
+    "in_flight": "later checkpoints and savepoints, which hold what came behind the barrier: state of the key that was made anew, "
+    "and records in flight",
+    "operator_lists": "lists of operators that are not keyed: records that wait for answers, what sinks have staged",
+    "local_copies": "copies on hosts whose worker was killed: living workers delete those of older checkpoints; and files of the "
+    "running attempt in working folders, until it ends",
+    "late_history": "records of the history that the job's leader had still to write: 5 s, minutes while storage failed; and what "
+    "it shows from memory",
+    "late_files": "files that a worker was still writing for a checkpoint or savepoint that was aborted: the leader deletes them "
+    "when it learns of them, `holdfast fsck` finds the rest",
+}
+"""What no forgetting of a running job covers, and why."""
+
+
+def forget_running(
+    state_dir: Location,
+    job_id: str,
+    states: Sequence[tuple[str, str]],
+    key: str,
+    checkpoint_id: int,
+    *,
+    keep_history: bool = False,
+    drops_seconds_max: float = DROPS_SECONDS_MAX,
+) -> Certificate:
+    """The certificate of an erasure at the barrier of a completed checkpoint, which must stay meanwhile.
+
+    Raises ForgetError where that checkpoint is gone or holds the key; NotFoundError, InvalidConfigError for a state that it does
+    not have or that can't have the key; CorruptStateError, StorageUnavailableError."""
+    root = absolute_location(state_dir)
+    wanted = tuple(dict.fromkeys(states))
+    return audited(root, _RunningForget(root, job_id, wanted, key, checkpoint_id, drops_seconds_max, keep_history=keep_history))
+
+
+class _RunningForget(ForgetCall):
+    def __init__(
+        self,
+        root: str,
+        job_id: str,
+        states: tuple[tuple[str, str], ...],
+        key: str,
+        checkpoint_id: int,
+        drops_seconds_max: float,
+        *,
+        keep_history: bool,
+    ) -> None:
+        super().__init__(root, job_id, states, key, "", (), (), keep_history=keep_history)
+        self._erased_at = checkpoint_id
+        self._not_covered = NOT_COVERED_LIVE
+        self._drops_seconds_max = drops_seconds_max
+
+    def run(self, began: Callable[[], None]) -> Certificate:
+        job = run_flow(read_job(self._paths), self._storage)
+        result = self._erased(job)
+        began()
+        self._await_drops()
+        for place in self._found(job):
+            self._delete_savepoint(place)
+        self._erase_records()
+        return self._certificate(result, {})
+
+    def _erased(self, job: RecordedJob) -> StoredSnapshot:
+        entry = job.checkpoints.get(self._erased_at)
+        found = self._opened(self._location(entry)) if entry is not None and entry.fact is CheckpointFact.COMPLETED else None
+        if found is None:
+            message = f"checkpoint {self._erased_at} of job {self._job_id} is gone: ask again"
+            raise ForgetError(message, job=self._job_id)
+        for which in self._states:
+            for state in chosen_states(found, [which]).values():
+                KeyOf.parse(self._key, state.key_type())
+        if not self._is_clean(found):
+            raise ForgetError(f"{found.location} holds the key, or its state is in a form that may: ask again", path=found.location)
+        return found
+
+    def _found(self, job: RecordedJob) -> list[str]:
+        """Without savepoints that were cut behind the erasure."""
+        later = {
+            self._absolute(each.decision.folder).rstrip("/")
+            for each in job.checkpoints.values()
+            if isinstance(each.decision, SavepointRecord) and each.checkpoint_id > self._erased_at
+        }
+        return [place for place in super()._found(job) if place not in later]
+
+    def _results(self) -> Iterator[StoredSnapshot]:
+        return iter(())
+
+    def _look_at_records(self, job: RecordedJob) -> None:
+        """The leader goes on to write both: what it writes behind this is of later events, but for what `late_history` names."""
+        super()._look_at_records(job)
+        for folder in (self._paths.drills, self._paths.histories):
+            if not (self._keep_history and folder == self._paths.histories):
+                self._kept.pop(f"{self._root}/{folder}", None)
+
+    # ------------------------------------------------------------------------------------------------------------ older
+
+    def _await_drops(self) -> None:
+        """Until the leader has deleted all older checkpoints, or the time is up: what is left then is named."""
+        until_s = time.monotonic() + self._drops_seconds_max
+        while left := run_flow(find_older(self._paths, self._erased_at), self._storage):
+            if all(left.values()) or time.monotonic() >= until_s:
+                self._kept |= {f"{self._root}/{path}": why or "it is still there: ask again" for path, why in left.items()}
+                return
+            time.sleep(_POLL_S)

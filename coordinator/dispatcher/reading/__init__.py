@@ -1,0 +1,1 @@
+"""What is answered about jobs without a turn of theirs."""

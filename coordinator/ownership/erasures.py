@@ -1,0 +1,50 @@
+"""What is left of checkpoints before the one at whose barrier a key was erased: it may hold the key. A flow over storage alone, so
+that a certificate rests on what is there, and not on what somebody did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from holdfast.coordinator.ha.recorded_job import RecordedJob
+from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ownership.labels import find_kept
+from holdfast.statebackends.layout import JobPaths, parse_checkpoint_name, writer_of
+from holdfast.statebackends.storage.port import Flow, ListFiles, ListFolder
+
+
+def find_older(paths: JobPaths, checkpoint_id: int) -> Flow[dict[str, str]]:
+    """Path of a folder of an older checkpoint, or of a file that one has shared -> what keeps it; empty: it is to go.
+
+    Registers of savepoints stay: their state is in folders of their own."""
+    job = yield from read_job(paths)
+    labelled = yield from find_kept(job)
+    names: list[str] = yield ListFolder(job.job_id)
+    files: dict[int, list[str]] = {}
+    for name in names:
+        number = parse_checkpoint_name(name.rstrip("/"))
+        if number is not None and number < checkpoint_id:
+            files[number] = yield ListFiles(f"{job.job_id}/{name.rstrip('/')}")
+    return derive_older(paths, job, labelled, files, checkpoint_id)
+
+
+def derive_older(
+    paths: JobPaths, job: RecordedJob, labelled: Collection[int], files: Mapping[int, Sequence[str]], checkpoint_id: int
+) -> dict[str, str]:
+    """As `find_older`. `labelled`: ids that labels keep; `files`: those in the folder of each older id."""
+    found: dict[str, str] = {}
+    for number, listed in files.items():
+        entry = job.checkpoints.get(number)
+        if entry is not None and isinstance(entry.decision, SavepointRecord):
+            continue
+        is_claim_alone = entry is not None and entry.decision is None and all(map(_is_record, listed))
+        if listed and not is_claim_alone:
+            is_given = number in job.given or (entry is not None and bool(entry.owner))
+            why = "another job has claimed it" if is_given else "a label keeps it" if number in labelled else ""
+            found[paths.checkpoint(number)] = why
+    held = "a checkpoint that is kept refers to it" if any(found.values()) else ""
+    return found | {f"{paths.shared}/{name}": held for name in job.shared if (writer_of(name) or 0) < checkpoint_id}
+
+
+def _is_record(path: str) -> bool:
+    return path.rpartition("/")[2].startswith("_")
