@@ -22,6 +22,7 @@ from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, Stat
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
 from holdfast.statebackends.heap.slot_states import SLOT_KINDS, SlotTables, create_slot_state
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.deltas import newest_rows
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, TablesSnapshot
@@ -77,6 +78,14 @@ class HeapKeyedBackend(KeyedBackendBase):
             state = create_slot_state(declared, slots.context, table, serializer.copy, serializer.checks)
             self._states[descriptor.name, b""] = state
         return state
+
+    def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
+        is_own = super().erase(key, states)
+        if is_own and self._slots is not None:
+            for name in self._slots.names:
+                if states is None or name in states:
+                    self._slots.remove(name, key.encoded)
+        return is_own
 
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         self._serializer(state_name)

@@ -66,7 +66,11 @@ class KeySlots:
 
     def find(self, key: bytes) -> int | None:
         """As `of_key`; None for a key that has no slot."""
-        return self._known().get(key)
+        if self._by_key is not None:
+            return self._by_key.get(key)
+        self._flush()
+        slot = int(self._index.find(self._column_of(self._key_type.arrays_of_encoded([key])))[0])
+        return None if slot < 0 else slot
 
     def _known(self) -> dict[bytes, int]:
         if self._by_key is None:

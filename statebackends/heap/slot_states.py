@@ -232,6 +232,11 @@ class SlotTables:
         self._slots_max = SLOTS_MIN
         """Slots at which those that are not needed are looked for."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the states."""
+        return tuple(self._tables)
+
     def __contains__(self, name: str) -> bool:
         return name in self._tables
 
