@@ -10,6 +10,7 @@ them are such: O(slots) then, and O(1) for each new key."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import Any, Generic, TypeVar
@@ -24,7 +25,7 @@ from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.heap.states import KeyContext
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.type_serializer import Copier
-from holdfast.statebackends.serialization.value_checks import Checks
+from holdfast.statebackends.serialization.value_checks import CONDITION_NAMES, Checks
 from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -207,11 +208,34 @@ class SlotAggregatingState(Generic[IN, ACC, OUT]):
         self._stored.clear()
 
 
+@functools.lru_cache(maxsize=256)
+def _checking(kind: type[SlotValueState[Any]], condition: str) -> type[SlotValueState[Any]]:
+    """The class with the check of obviously right values in its `update`: without a call, which costs as much as the rest of it."""
+    source = [
+        "def update(self, value):",
+        f" if not ({condition}) and self._check is not None:",
+        "  self._check(value)",
+        " context = self._context",
+        " page = context.page",
+        " marks = self._marks[page] or self._table.own(page)",
+        " place = context.place",
+        " marks[place] = 1",
+        " self._pages[page][place] = value",
+    ]
+    found: dict[str, Any] = {"__name__": __name__, **CONDITION_NAMES}
+    exec(compile("\n".join(source), "<update of a value>", "exec"), found)
+    checking: type[SlotValueState[Any]] = type(kind.__name__, (kind,), {"__slots__": (), "update": found["update"]})
+    return checking
+
+
 def create_slot_state(descriptor: Any, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks) -> Any:
     """The state object of a descriptor of one of SLOT_KINDS. Raises InvalidConfigError for another."""
-    stored: SlotValueState[Any] = (
-        SlotValueState(context, table, checks) if copy is None else SlotCopiedState(context, table, copy, checks)
-    )
+    stored: SlotValueState[Any]
+    if copy is not None:
+        stored = SlotCopiedState(context, table, copy, checks)
+    else:
+        kind = _checking(SlotValueState, checks.condition) if checks.condition else SlotValueState
+        stored = kind(context, table, checks)
     match descriptor:
         case ValueStateDescriptor():
             return stored

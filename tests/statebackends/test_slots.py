@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, HeapKeyedBackend, MemoryKeyedBackend
 from holdfast.statebackends.backends.keyed import KeyedBackendConfig
-from holdfast.statebackends.errors import InvalidKeyError, InvariantError
+from holdfast.statebackends.errors import InvalidKeyError, InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap import key_slots, slot_states, state_table
 from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, SlotPages
 from holdfast.statebackends.heap.state_table import MISSING
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
 from holdfast.statebackends.storage.port import run_flow
@@ -144,6 +145,7 @@ STEPS = st.one_of(
     st.tuples(st.just("abandon"), st.none()),
     st.tuples(st.just("restore"), st.booleans()),
     st.tuples(st.just("passes"), st.integers(1, 120)),
+    st.tuples(st.just("erase"), st.integers(0, 5)),
 )
 
 
@@ -178,6 +180,10 @@ class SideBySide:
                 self.restore(crossed=argument)
             case "passes":
                 self.pass_time(argument)
+            case "erase":
+                for one in self.both:
+                    key = self.keys[argument]
+                    assert one.backend.erase(KeyOf(one.key_type, key, one.key_type.encode(key)))
 
     def single(self, backend: HeapKeyedBackend, writes: Any) -> None:
         for kind, key, number, namespace in writes:
@@ -416,6 +422,21 @@ def test_single_values_are_found_and_removed_by_key() -> None:
     assert slots.find("count", one) is MISSING
     assert sorted(map(backend.key_type.decode, backend.keys("count"))) == [2, 3]
     assert slots.keys.count == 3
+
+
+@pytest.mark.parametrize(
+    ("declared", "right", "wrong"),
+    [(int, 1, "1"), (int, -(2**63), 2**63), (str, "a", b"a"), (int | None, None, 1.5), (tuple[int, str], (1, "ä"), (1, 2))],
+)
+def test_a_value_of_another_type_is_refused_and_changes_nothing(declared: Any, right: Any, wrong: Any) -> None:
+    state = ValueStateDescriptor("count", declared)
+    backend = backend_of(states=(state,))
+    select(backend, 1)
+    one = backend.get_state(state)
+    one.update(right)
+    with pytest.raises(StateValueError, match="state 'count'"):
+        one.update(wrong)
+    assert one.value() == right
 
 
 def test_states_by_key_stay_beside_those_in_slots() -> None:
