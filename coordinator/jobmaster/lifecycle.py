@@ -214,6 +214,8 @@ class Lifecycle:
         self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.take_states(), backlog=backlog))
         if self.is_deployed:
             self._detect_failure(slot, changed)
+            # What it reports is a sign of life behind the failover, too: with its last task gone it has nothing to say to that.
+            slot.heard = True
 
     def heard_of(self, metrics: Iterable[SubtaskMetrics]) -> None:
         """Counters of the attempt: note the first that tell of records."""
