@@ -36,7 +36,7 @@ REFUSALS_EVERY_MS = 60_000
 REFUSALS_BYTES_A_DAY = 2 * 1024 * 1024
 REFUSALS_FILES_A_DAY = 100
 """Files with nothing but refusals. Beyond either bound refusals are counted only, and both counts and files come hourly: else a
-stranger would push the record of changes out of a log that is bounded, in two days with one refusal in ten seconds."""
+stranger would push the record of changes out of a log that is bounded, in three days by the number of small files."""
 REFUSALS_SPENT_EVERY_MS = 3_600_000
 DAY_MS = 86_400_000
 WAITING_BYTES_MAX = 8 * 1024 * 1024
