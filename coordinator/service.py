@@ -25,6 +25,8 @@ from holdfast.barriers.messages import (
     Heartbeat,
     Registered,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     WorkerAnswer,
     clip,
@@ -257,6 +259,9 @@ class CoordinatorService:
 
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
         return self._calls.register(message)
+
+    def stand_by_async(self, message: StandBy) -> Future[StandbyOrder]:
+        return self._calls.stand_by(message)
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> Subscription:
         subscription, opened = self._calls.led_in_session(job_id).subscribe(slot, session, after)
