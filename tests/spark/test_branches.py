@@ -1,4 +1,4 @@
-"""A branch on real Spark: it goes on from a savepoint of its parent beside it, exactly, and what its parent wrote stays as it was."""
+"""A branch on real Spark: it goes on from a savepoint of its parent, exactly, and what its parent wrote stays as it was."""
 
 from __future__ import annotations
 
