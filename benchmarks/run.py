@@ -39,6 +39,7 @@ from benchmarks.restarts import measure as measure_restarts
 from benchmarks.restore import measure as measure_restore
 from benchmarks.row_windows import measure as measure_row_windows
 from benchmarks.row_windows import measure_timers
+from benchmarks.rowcosts import measure as measure_row_costs
 from benchmarks.rowtable import measure as measure_row_table
 from benchmarks.service import measure as measure_service
 from benchmarks.simulation import measure as measure_simulation
@@ -142,6 +143,11 @@ def rows(bench: Bench, quick: bool) -> list[Row]:
             setting = {"keys": keys, "workers": 1, "backend": backend, "checkpoint_ms": interval_ms or "off"}
             table.append(throughput_row("W1b by row", measured, **setting))
     return table
+
+
+def rowcosts(bench: Bench, quick: bool) -> list[Row]:
+    """What a row of a Python function costs in process, piece by piece, and a checkpoint of its state."""
+    return [{"keys": row["keys"], "what": row["what"], "figures": json.dumps(row)} for row in measure_row_costs(quick=quick)]
 
 
 def w2(bench: Bench, quick: bool) -> list[Row]:
@@ -358,7 +364,8 @@ def connectors(bench: Bench, quick: bool) -> list[Row]:
 
 
 SUITES: dict[str, Callable[[Bench, bool], list[Row]]] = {
-    "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "w2": w2, "incremental": incremental, "heap": heap,
+    "w0": w0, "w1": w1, "w1b": w1b, "sliding": sliding, "rows": rows, "rowcosts": rowcosts, "w2": w2, "incremental": incremental,
+    "heap": heap,
     "rowtable": rowtable, "w3": w3, "w4": w4, "w6": w6, "w7": w7, "acks": acks, "async": async_calls, "tables": tables,
     "joins": joins, "restarts": restarts, "flood": flood, "restore": restore, "transfers": transfers, "nexmark": nexmark,
     "simulation": simulation, "tools": tools, "row_windows": row_windows, "timers": timers, "connectors": connectors,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast.coordinator.ownership.erasures as erasures
 from holdfast.barriers.erasure import EVERY_STATE, Erasure
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.observations import Forgotten
@@ -21,6 +20,7 @@ from holdfast.chaos.sim.pool import FlowPool
 from holdfast.chaos.workloads.feeds import read_before
 from holdfast.chaos.workloads.scenario import Forgetting
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ownership.erasures import find_older
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
 from holdfast.statebackends.layout import JobPaths
 
@@ -107,5 +107,5 @@ class Forgetter:
             else:
                 self._later(self._ask)
 
-        flow = erasures.find_older(JobPaths(self._cluster.job_id), checkpoint_id)
+        flow = find_older(JobPaths(self._cluster.job_id), checkpoint_id)
         self._pool.drive(flow, ended, self._storage)

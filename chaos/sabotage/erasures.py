@@ -12,15 +12,6 @@ from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.rocksdb.database import RocksStore
-from holdfast.statebackends.storage.port import Flow
-
-
-def _sees_nothing(original: Any) -> Any:
-    def find_older(paths: Any, checkpoint_id: int) -> Flow[dict[str, str]]:
-        yield from original(paths, checkpoint_id)
-        return {}
-
-    return find_older
 
 
 def _erases_behind_the_cut(original: Any) -> Any:
@@ -53,7 +44,7 @@ SABOTAGES = (
         "older_ones_kept",
         "checkpoints before an erasure stay as long as retention keeps them, and nobody looks before there is a certificate",
         ("I46",),
-        (Mutant(CompletedCheckpointStore, "erased", constant(None)), Mutant(erasures_module, "find_older", _sees_nothing)),
+        (Mutant(CompletedCheckpointStore, "erased", constant(None)), Mutant(erasures_module, "derive_older", constant({}))),
         workloads=("forgetting",),
     ),
     Sabotage(

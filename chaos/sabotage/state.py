@@ -14,6 +14,7 @@ from holdfast.operators.task.timers import Timer, TimerQueue
 from holdfast.statebackends.backends.operator import FrozenLists, ListOperatorStateBackend
 from holdfast.statebackends.columnar.state import FrozenColumns, FrozenState
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, DirtySlots, SlotPages
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.ttl import StateTtl, TableTtl
 from holdfast.statebackends.redistribute import NewEntries, OldEntries
@@ -24,6 +25,26 @@ def _freezes_nothing(original: Any) -> Any:
         return (self.active, *self.immutable)
 
     return freeze
+
+
+def _shares_pages(original: Any) -> Any:
+    """A page is marked as written and stays the one that the snapshot reads."""
+
+    def own(self: SlotPages, page: int) -> bytearray:
+        marks = self.marks[page] = bytearray(PAGE_SLOTS)
+        return marks
+
+    return own
+
+
+def _marks_nothing(original: Any) -> Any:
+    """What is written behind a barrier is noted nowhere, so that the next increment doesn't have it."""
+
+    def close_marks(self: SlotPages, count: int) -> None:
+        original(self, count)
+        self._frozen = DirtySlots(())
+
+    return close_marks
 
 
 def _stores_no_requests(original: Any) -> Any:
@@ -166,6 +187,23 @@ SABOTAGES = (
         (Mutant(CopyOnWriteStateTable, "freeze", _freezes_nothing), Mutant(CopyOnWriteStateTable, "release", constant(None))),
         workloads=("counter", "timers", "ends"),
         kinds=("store_slow",),
+        seeds_max=80,
+    ),
+    Sabotage(
+        "shared_page",
+        "a page of slots that a snapshot reads is written without being copied",
+        ("I7", "I6"),
+        (Mutant(SlotPages, "own", _shares_pages),),
+        workloads=("counter", "ends"),
+        kinds=("store_slow",),
+        seeds_max=80,
+    ),
+    Sabotage(
+        "unmarked_page",
+        "a page of slots is written and not marked, so that an increment lacks its changes",
+        ("I7", "I6"),
+        (Mutant(SlotPages, "_close_marks", _marks_nothing),),
+        workloads=("counter", "ends"),
         seeds_max=80,
     ),
     Sabotage(

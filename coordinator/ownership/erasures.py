@@ -3,6 +3,9 @@ that a certificate rests on what is there, and not on what somebody did."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
+from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.labels import find_kept
@@ -17,19 +20,28 @@ def find_older(paths: JobPaths, checkpoint_id: int) -> Flow[dict[str, str]]:
     job = yield from read_job(paths)
     labelled = yield from find_kept(job)
     names: list[str] = yield ListFolder(job.job_id)
-    found: dict[str, str] = {}
+    files: dict[int, list[str]] = {}
     for name in names:
         number = parse_checkpoint_name(name.rstrip("/"))
-        if number is None or number >= checkpoint_id:
-            continue
-        folder, entry = f"{job.job_id}/{name.rstrip('/')}", job.checkpoints.get(number)
+        if number is not None and number < checkpoint_id:
+            files[number] = yield ListFiles(f"{job.job_id}/{name.rstrip('/')}")
+    return derive_older(paths, job, labelled, files, checkpoint_id)
+
+
+def derive_older(
+    paths: JobPaths, job: RecordedJob, labelled: Collection[int], files: Mapping[int, Sequence[str]], checkpoint_id: int
+) -> dict[str, str]:
+    """As `find_older`. `labelled`: ids that labels keep; `files`: those in the folder of each older id."""
+    found: dict[str, str] = {}
+    for number, listed in files.items():
+        entry = job.checkpoints.get(number)
         if entry is not None and isinstance(entry.decision, SavepointRecord):
             continue
-        files: list[str] = yield ListFiles(folder)
-        is_claim_alone = entry is not None and entry.decision is None and all(_is_record(file) for file in files)
-        if files and not is_claim_alone:
+        is_claim_alone = entry is not None and entry.decision is None and all(map(_is_record, listed))
+        if listed and not is_claim_alone:
             is_given = number in job.given or (entry is not None and bool(entry.owner))
-            found[folder] = "another job has claimed it" if is_given else "a label keeps it" if number in labelled else ""
+            why = "another job has claimed it" if is_given else "a label keeps it" if number in labelled else ""
+            found[paths.checkpoint(number)] = why
     held = "a checkpoint that is kept refers to it" if any(found.values()) else ""
     return found | {f"{paths.shared}/{name}": held for name in job.shared if (writer_of(name) or 0) < checkpoint_id}
 

@@ -1,4 +1,5 @@
-"""The backends `memory` and `filesystem`: keyed state as Python objects, one CopyOnWriteStateTable per (state, namespace).
+"""The backends `memory` and `filesystem`: keyed state as Python objects, in slots of keys, or in one CopyOnWriteStateTable per
+(state, namespace): slot_states.py says which.
 
 They decide where a checkpoint goes. `memory`, for small jobs and tests, puts all of it into the acknowledgement, so its size is
 bounded. `filesystem` writes files to checkpoint storage: whole tables, or increments (snapshot/increments.py). Savepoints of both
@@ -14,21 +15,26 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
-from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backend import KeyCourse, SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import SnapshotTooLargeError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
+from holdfast.statebackends.heap.slot_states import SLOT_KINDS, SlotTables, create_slot_state
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
+from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.deltas import newest_rows
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, TablesSnapshot
 from holdfast.statebackends.snapshot.sources import ChangingSource, StateTableSource, write_tables
+from holdfast.statebackends.state import KeyColumn, StateDescriptor
 from holdfast.statebackends.storage.port import Flow, Storage
 
 _ROW_KINDS = ("value", "reducing", "aggregating")
 _ENTRY_BYTES = 200
 """Estimate for one entry of a dict: key bytes, value object, slot."""
+_SLOT_BYTES = 120
+"""Estimate for one slot: key column, value object, place in a page."""
 
 
 class HeapKeyedBackend(KeyedBackendBase):
@@ -38,11 +44,54 @@ class HeapKeyedBackend(KeyedBackendBase):
         super().__init__(config)
         self._chains = ChainsByCheckpoint() if incremental else None
         self._is_tracking = False
+        self._slots = self._slot_tables()
+        if self._slots is not None:
+            self._context = self._slots.context
         self._complete_from: dict[str, int] = {}
         """State -> the lowest base since which the changes of its forgotten namespaces are known."""
 
+    def _slot_tables(self) -> SlotTables | None:
+        """Slots for the states that can be in them; None: there are no such states."""
+        names = [name for name, each in self._serializers.items() if each.kind in SLOT_KINDS and name not in self._state_ttls]
+        return SlotTables(names, self.key_type, self._column_of) if names else None
+
+    def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
+        context = self._context
+        context.key = encoded_key
+        context.key_group = key_group
+        if context.has_slot:
+            context.leave_slot()
+
+    def each_key(self, keys: KeyColumn) -> KeyCourse:
+        return super().each_key(keys) if self._slots is None else self._slots.course(keys)
+
+    def get_state(self, descriptor: StateDescriptor, namespace: bytes = b"") -> Any:
+        slots = self._slots
+        if slots is None or namespace or descriptor.name not in slots:
+            return super().get_state(descriptor, namespace)
+        state = self._states.get((descriptor.name, b""))
+        if state is None:
+            serializer, declared = self._serializer(descriptor.name), self._descriptors[descriptor.name]
+            if declared.kind != descriptor.kind:
+                self._undeclared(descriptor.name)
+            table = slots[descriptor.name]
+            state = create_slot_state(declared, slots.context, table, serializer.copy, serializer.checks)
+            self._states[descriptor.name, b""] = state
+        return state
+
+    def erase(self, key: KeyOf, states: frozenset[str] | None = None) -> bool:
+        is_own = super().erase(key, states)
+        if is_own and self._slots is not None:
+            for name in self._slots.names:
+                if states is None or name in states:
+                    self._slots.remove(name, key.encoded)
+        return is_own
+
     def keys(self, state_name: str, namespace: bytes = b"") -> Iterator[bytes]:
         self._serializer(state_name)
+        if self._slots is not None and not namespace and state_name in self._slots:
+            yield from self._slots.keys_of(state_name)
+            return
         state_table = self._state_tables.get((state_name, namespace))
         if state_table is not None:
             yield from visible_keys((state_table.active, *state_table.immutable), maps=state_table.maps)
@@ -60,11 +109,17 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def _row_sources(self) -> list[ChangingSource]:
         by_name: dict[str, list[tuple[bytes, CopyOnWriteStateTable]]] = {name: [] for name in self._serializers}
+        slots = {} if self._slots is None else self._slots.freeze()
         for (name, namespace), state_table in self._state_tables.items():
             by_name[name].append((namespace, state_table))
         return [
             StateTableSource(
-                self._rows, self._serializers[name], tables, self._barrier_horizon_ms(name), self._complete_from.get(name, 0)
+                self._rows,
+                self._serializers[name],
+                tables,
+                self._barrier_horizon_ms(name),
+                self._complete_from.get(name, 0),
+                slots.get(name),
             )
             for name, tables in by_name.items()
         ]
@@ -81,12 +136,15 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def state_size(self) -> int:
         rows = sum(len(layer) for table in self._state_tables.values() for layer in (table.active, *table.immutable))
-        return rows * _ENTRY_BYTES + self._memory_size()
+        slots = 0 if self._slots is None else self._slots.size
+        return rows * _ENTRY_BYTES + slots * _SLOT_BYTES + self._memory_size()
 
     def dispose(self) -> None:
         self._state_tables.clear()
         self._states.clear()
         self._restored_timers.clear()
+        if self._slots is not None:
+            self._slots.clear()
         for state in self._columnar.values():
             for namespace in state.namespaces():
                 state.remove(namespace)
@@ -106,8 +164,14 @@ class HeapKeyedBackend(KeyedBackendBase):
     ) -> None:
         super().restore(handles, storage, folder, checkpoint_id=checkpoint_id)
         self._is_tracking = self._restored_id is not None
+        if self._restored_id is not None and self._slots is not None:
+            for pages in self._slots:
+                pages.track_since(self._restored_id, self._slots.keys.count)
 
     def _load_rows(self, serializer: StateSerializer, table: pa.Table) -> None:
+        if self._slots is not None and serializer.name in self._slots:
+            self._load_slots(self._slots, serializer, table)
+            return
         for namespace, keys, _, values in self._rows.key_batches(serializer, table):
             active = self._state_table(serializer, namespace).active
             table_ttl = self._table_ttls.get((serializer.name, namespace))
@@ -117,6 +181,13 @@ class HeapKeyedBackend(KeyedBackendBase):
                 _merge(active, keys, values)
             else:
                 active.update(zip(keys, values, strict=True))
+
+    def _load_slots(self, slots: SlotTables, serializer: StateSerializer, table: pa.Table) -> None:
+        for namespace, keys, values in self._rows.column_batches(serializer, table):
+            if namespace:
+                self._state_table(serializer, namespace).active.update(zip(keys.encoded(), values, strict=True))
+            else:
+                slots[serializer.name].load(slots.slots_of(keys), values)
 
     def _load_deltas(self, meta: StateMeta, table: pa.Table, deltas: Sequence[pa.Table]) -> bool:
         """For states with one row per key and no TTL: load the newest row of each key, a few key groups at a time."""

@@ -15,7 +15,7 @@ It does not know what a value is: that is for states.py."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from operator import not_
@@ -78,6 +78,15 @@ class DirtyKeys:
     @property
     def is_empty(self) -> bool:
         return not self._epochs
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """Newest first."""
+        return self._epochs
+
+    def replace(self, renamed: Callable[[Collection[Any]], Collection[Any]]) -> None:
+        """Name the keys of each epoch anew."""
+        self._epochs = tuple((barrier, renamed(keys)) for barrier, keys in self._epochs)
 
     def close(self, barrier: int, keys: Collection[Any], base: int, count: int) -> FrozenDirtyKeys:
         """Record at a barrier that `keys` changed since the one before. `count`: keys of the table. Later calls name no base below

@@ -32,10 +32,17 @@ OUT = TypeVar("OUT")
 class KeyContext:
     """The current key: its canonical bytes and its key group."""
 
-    __slots__ = ("key", "key_group")
+    __slots__ = ("has_slot", "key", "key_group")
 
     key: bytes
     key_group: int
+
+    def __init__(self) -> None:
+        self.has_slot = False
+        """Whether the key's slot is known: see slot_states.SlotContext."""
+
+    def leave_slot(self) -> None:
+        """Another key was set."""
 
     def __getattr__(self, name: str) -> Any:
         raise InvariantError("keyed state was used outside of a record and of a timer: there is no current key")

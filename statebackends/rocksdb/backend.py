@@ -33,7 +33,7 @@ from holdfast.statebackends.serialization.state_serializer import StateSerialize
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, StoredFiles, TablesSnapshot
 from holdfast.statebackends.snapshot.parts import PartsWriter, WrittenPart
-from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, EncodedBatch, KeyedRows, unexpired_batches
 from holdfast.statebackends.snapshot.sorting import RowStream
 from holdfast.statebackends.snapshot.sources import ChangingSource, TableSource, write_tables
 from holdfast.statebackends.state import KeyColumn
@@ -389,7 +389,7 @@ class _StoredRows:
     def release(self) -> None:
         """No work: the snapshot's flow deletes the copy."""
 
-    def _batches(self) -> Iterator[KeyBatch]:
+    def _batches(self) -> Iterator[EncodedBatch]:
         state_id = self._copy.state_ids.get(self._serializer.name)
         if state_id is None:
             return

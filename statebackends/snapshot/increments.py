@@ -322,10 +322,14 @@ class TablesSnapshot:
     def flow(self, target: SnapshotTarget) -> Flow[tuple[KeyedStateHandle, ...]]:
         if not self._sources:
             return ()
+        handles: tuple[KeyedStateHandle, ...]
         if self._chains is not None and target.shared_prefix and not target.canonical:
-            return (yield from write_chains(self._sources, self._key_groups, target, self._chains))
-        handle: KeyedStateHandle = yield from self._write_whole(target)
-        return (handle,)
+            handles = yield from write_chains(self._sources, self._key_groups, target, self._chains)
+        else:
+            handles = ((yield from self._write_whole(target)),)
+        for source in self._sources:
+            source.written()
+        return handles
 
     def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         return write_tables(self._sources, self._key_groups, target)

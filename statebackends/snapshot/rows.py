@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import CorruptStateError, StateValueError
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, TTL_STAMP
+from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, bytes_of
@@ -101,8 +102,12 @@ _BATCH_BYTES = 64 << 20
 """Bytes of a batch's values above which it is given out in batches of ROWS_PER_BATCH."""
 
 Groups = npt.NDArray[np.int32]
-KeyBatch = tuple[bytes, list[bytes], list[Any]]
-"""(namespace, encoded keys, value of each key: one value, a list, or a dict of map entries)."""
+Keys = list[bytes] | ArrowKeyColumn
+"""Encoded keys, or their columns."""
+KeyBatch = tuple[bytes, Keys, list[Any]]
+"""(namespace, keys, value of each key: one value, a list, or a dict of map entries)."""
+EncodedBatch = tuple[bytes, list[bytes], list[Any]]
+"""A KeyBatch of encoded keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +142,24 @@ class KeyedRows:
         """`stream` as one table."""
         return self.stream(serializer, batches, began_s).table()
 
-    def key_columns_of(self, keys: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[pa.Array]:
-        """The first columns of a table (key group, key fields, namespace) for keys given as (namespace, encoded keys)."""
+    def key_columns_of(self, keys: Iterable[tuple[bytes, Keys]]) -> list[pa.Array]:
+        """The first columns of a table (key group, key fields, namespace) for keys given as (namespace, keys)."""
         encoded: list[bytes] = []
+        columns: list[list[pa.Array]] = []
         namespaces: list[pa.Array] = []
+        of_columns: list[pa.Array] = []
         for namespace, some in keys:
-            encoded += some
-            namespaces.append(pa.repeat(pa.scalar(namespace, pa.binary()), len(some)))
-        arrays = self.key_type.arrays_of_encoded(encoded)
+            repeated = pa.repeat(pa.scalar(namespace, pa.binary()), len(some))
+            if isinstance(some, ArrowKeyColumn):
+                columns.append(list(some.arrays))
+                of_columns.append(repeated)
+            else:
+                encoded += some
+                namespaces.append(repeated)
+        columns.insert(0, self.key_type.arrays_of_encoded(encoded))
+        arrays = [pa.concat_arrays(fields) for fields in zip(*columns, strict=True)]
         groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
-        return [pa.array(groups), *arrays, pa.concat_arrays(namespaces or [pa.array([], pa.binary())])]
+        return [pa.array(groups), *arrays, pa.concat_arrays([pa.array([], pa.binary()), *namespaces, *of_columns])]
 
     def named(self, error: StateValueError, state: str) -> StateValueError:
         """The same error, naming operator and state."""
@@ -161,15 +174,18 @@ class KeyedRows:
         self,
         schema: pa.Schema,
         serializer: StateSerializer,
-        keys: list[bytes],
+        keys: Keys,
         namespaces: pa.Array,
         values: list[Any],
         throttle: Throttle,
     ) -> Iterator[pa.RecordBatch]:
         """The rows as one batch, or as several if the values are large."""
-        arrays = throttle.run(lambda: self.key_type.arrays_of_encoded(keys))
-        groups = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
-        columns = [pa.array(groups), *arrays, namespaces]
+        if isinstance(keys, ArrowKeyColumn):
+            column, arrays = keys, list(keys.arrays)
+        else:
+            arrays = throttle.run(partial(self.key_type.arrays_of_encoded, keys))
+            column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
+        columns = [pa.array(column.key_groups), *arrays, namespaces]
         if serializer.kind in ("list", "map"):
             elements = throttle.run(lambda: _elements(serializer, values))
             yield pa.RecordBatch.from_arrays([*_repeated_rows(columns, values), *elements], schema=schema)
@@ -196,9 +212,7 @@ class KeyedRows:
 
         `serializer` may be that of a newer, compatible type. A list or map may come in several. Raises CorruptStateError."""
         for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
-            arrays = [batch.column(name) for name in key_columns(self.key_type)]
-            column = self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
-            keys, groups = column.encoded(), batch.column(KEY_GROUP).to_numpy()
+            keys, groups = self._keys_of(batch).encoded(), batch.column(KEY_GROUP).to_numpy()
             values = serializer.from_columns(batch)
             map_keys = None if serializer.map_key is None else serializer.map_key.from_arrow(batch.column(MAP_KEY))
             for namespace, rows in _by_namespace(batch.column(NAMESPACE)):
@@ -207,6 +221,17 @@ class KeyedRows:
                 else:
                     own_map_keys = None if map_keys is None else _picked(map_keys, rows)
                     yield namespace, *_grouped(serializer, _picked(keys, rows), groups[rows], _picked(values, rows), own_map_keys)
+
+    def column_batches(self, serializer: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, ArrowKeyColumn, list[Any]]]:
+        """(namespace, keys, value of each key) of a table as of `key_batches`, of a state with one value per key."""
+        for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
+            keys, values = self._keys_of(batch), serializer.from_columns(batch)
+            for namespace, rows in _by_namespace(batch.column(NAMESPACE)):
+                yield namespace, keys if rows is None else keys.take(rows), values if rows is None else _picked(values, rows)
+
+    def _keys_of(self, batch: pa.RecordBatch) -> ArrowKeyColumn:
+        arrays = [batch.column(name) for name in key_columns(self.key_type)]
+        return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
 
 
 def _arrays(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
@@ -234,16 +259,16 @@ def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
     return [positions, *_arrays(serializer, list(chain.from_iterable(values)))]
 
 
-def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[list[bytes], pa.Array, list[Any]]]:
-    """(encoded keys, namespaces, values) with small batches joined to about ROWS_PER_BATCH keys."""
+def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, list[Any]]]:
+    """(keys, namespaces, values) with small batches of encoded keys joined to about ROWS_PER_BATCH keys."""
     keys: list[bytes] = []
     values: list[Any] = []
     names: list[bytes] = []
     counts: list[int] = []
     for namespace, some_keys, some_values in batches:
-        if not some_keys:
+        if not len(some_keys):
             continue
-        if not keys and len(some_keys) > ROWS_PER_BATCH // 2:  # large enough: given out without a copy
+        if isinstance(some_keys, ArrowKeyColumn) or (not keys and len(some_keys) > ROWS_PER_BATCH // 2):  # given out without a copy
             yield some_keys, _repeated([namespace], [len(some_keys)]), some_values
             continue
         if keys and len(keys) + len(some_keys) > ROWS_PER_BATCH:
@@ -301,7 +326,7 @@ def _by_namespace(column: pa.Array) -> Iterator[tuple[bytes, npt.NDArray[np.int6
         yield name, np.flatnonzero(codes == code)
 
 
-def unexpired_batches(kind: str, batches: Iterable[KeyBatch], horizon_ms: int) -> Iterator[KeyBatch]:
+def unexpired_batches(kind: str, batches: Iterable[EncodedBatch], horizon_ms: int) -> Iterator[EncodedBatch]:
     """The rows of a state with a TTL that have not expired: stamped after `horizon_ms`."""
     for namespace, keys, values in batches:
         kept = [unexpired(kind, value, horizon_ms) for value in values]

@@ -18,6 +18,7 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowPro
 from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
+from holdfast.statebackends.heap.slot_pages import FrozenPages
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, ORDER, TIME
 from holdfast.statebackends.row_tables.frozen import RowChanges, Rows
@@ -28,7 +29,15 @@ from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
 from holdfast.statebackends.snapshot.deltas import delta_table, replaced_by, tombstones
 from holdfast.statebackends.snapshot.parts import PartsWriter
-from holdfast.statebackends.snapshot.rows import KEYS_PER_BATCH, ROWS_PER_BATCH, KeyBatch, KeyedRows, unexpired_batches
+from holdfast.statebackends.snapshot.rows import (
+    KEYS_PER_BATCH,
+    ROWS_PER_BATCH,
+    EncodedBatch,
+    KeyBatch,
+    KeyedRows,
+    Keys,
+    unexpired_batches,
+)
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, stable_order
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
 from holdfast.statebackends.state import NO_TIME, KeyColumn
@@ -62,6 +71,9 @@ class ChangingSource(TableSource, Protocol):
 
         None: the changes since then are not known."""
 
+    def written(self) -> None:
+        """Pool thread: nothing of it is read any more."""
+
 
 class StateTableSource:
     """A value, list, map, reducing or aggregating state in memory: all its namespaces."""
@@ -75,9 +87,12 @@ class StateTableSource:
         tables: Sequence[tuple[bytes, CopyOnWriteStateTable]],
         horizon_ms: int | None = None,
         complete_from: int = 0,
+        slots: FrozenPages | None = None,
     ) -> None:
         """`tables`: (namespace, table), frozen here. `horizon_ms`: values stamped at or before it have expired, and are left out.
-        `complete_from`: the lowest base since which the changes of forgotten namespaces are known."""
+        `complete_from`: the lowest base since which the changes of forgotten namespaces are known. `slots`: values without a
+        namespace, if they are in slots."""
+        self._slots = slots
         self._horizon_ms = horizon_ms
         self.meta = serializer.meta
         self._rows = rows
@@ -89,9 +104,11 @@ class StateTableSource:
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
         self._changed = [state_table.checkpoint_started(barrier, base) for _, state_table, _ in self._frozen]
+        if self._slots is not None:
+            self._slots.checkpoint_started(barrier, base)
 
     def stream(self) -> RowStream:
-        rows = self._rows.stream(self._serializer, self._unexpired(self._all_batches()), self._began_s)
+        rows = self._rows.stream(self._serializer, self._all_batches(), self._began_s)
         self._done()
         return rows
 
@@ -99,29 +116,49 @@ class StateTableSource:
         changed = self._changed
         if changed is None or base < max([self._complete_from, *(each.complete_from for each in changed)]):
             return None
-        asked: list[tuple[bytes, list[bytes]]] = []
-        shown: dict[bytes, set[bytes]] = {}
-        batches = list(self._unexpired(self._changed_batches(base, changed, asked)))
-        for namespace, keys, _ in batches:
-            shown.setdefault(namespace, set()).update(keys)
-        gone = [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
+        if self._slots is not None and base < self._slots.complete_from:
+            return None
+        batches, gone = self._changed_rows(base, changed)
+        if self._slots is not None:
+            keys = self._slots.keys()
+            for slots, values in self._slots.changes(base, KEYS_PER_BATCH):
+                there = np.fromiter((value is not MISSING for value in values), np.bool_, len(values))
+                batches.append((b"", keys.take(slots[there]), list(compress(values, there.tolist()))))
+                gone.append((b"", keys.take(slots[~there])))
         delta = delta_table(self._rows.table(self._serializer, batches, self._began_s), self._rows.key_columns_of(gone))
         self._done()
         return delta
 
+    def _changed_rows(self, base: int, changed: Sequence[FrozenDirtyKeys]) -> tuple[list[KeyBatch], list[tuple[bytes, Keys]]]:
+        """Of the tables: (present rows of the keys that changed since `base`, keys that are gone)."""
+        asked: list[tuple[bytes, list[bytes]]] = []
+        shown: dict[bytes, set[bytes]] = {}
+        batches: list[KeyBatch] = []
+        for namespace, keys, values in self._unexpired(self._changed_batches(base, changed, asked)):
+            shown.setdefault(namespace, set()).update(keys)
+            batches.append((namespace, keys, values))
+        return batches, [(namespace, [key for key in keys if key not in shown.get(namespace, ())]) for namespace, keys in asked]
+
     def _all_batches(self) -> Iterator[KeyBatch]:
+        yield from self._unexpired(self._table_batches())
+        if self._slots is not None:
+            key_column = self._slots.keys()
+            for slots, values in self._slots.batches(KEYS_PER_BATCH):
+                yield b"", key_column.take(slots), values
+
+    def _table_batches(self) -> Iterator[EncodedBatch]:
         rows = ROWS_PER_BATCH if self._serializer.kind in ("list", "map") else KEYS_PER_BATCH
         for namespace, state_table, layers in self._frozen:
             with state_table.lock:
                 for keys, values in visible_batches(layers, rows, maps=self._serializer.kind == "map"):
                     yield namespace, keys, values
 
-    def _unexpired(self, batches: Iterable[KeyBatch]) -> Iterable[KeyBatch]:
+    def _unexpired(self, batches: Iterable[EncodedBatch]) -> Iterable[EncodedBatch]:
         return batches if self._horizon_ms is None else unexpired_batches(self._serializer.kind, batches, self._horizon_ms)
 
     def _changed_batches(
         self, base: int, changed: Sequence[FrozenDirtyKeys], asked: list[tuple[bytes, list[bytes]]]
-    ) -> Iterator[KeyBatch]:
+    ) -> Iterator[EncodedBatch]:
         """Present rows of keys that changed since `base`. All changed keys are added to `asked`."""
         for (namespace, state_table, layers), since in zip(self._frozen, changed, strict=True):
             with state_table.lock:
@@ -137,10 +174,18 @@ class StateTableSource:
             changed.forgotten.clear()
         for _, state_table, layers in self._frozen:
             state_table.merge(layers)
+        if self._slots is not None:
+            self._slots.done()
+
+    def written(self) -> None:
+        if self._slots is not None:
+            self._slots.written()
 
     def release(self) -> None:
         for _, state_table, layers in self._frozen:
             state_table.release(len(layers))
+        if self._slots is not None:
+            self._slots.release()
 
 
 class ColumnarSource:
@@ -176,6 +221,9 @@ class ColumnarSource:
         order = pa.array(stable_order(column.key_groups))
         columns = [pa.array(column.key_groups), *column.arrays, namespaces, *parts]
         return pa.Table.from_arrays([array.take(order) for array in columns], schema=schema)
+
+    def written(self) -> None:
+        """No work."""
 
     def release(self) -> None:
         self._frozen.release()
@@ -232,6 +280,9 @@ class RowTableSource:
         arrays = [groups, *keys, pa.array(rows.namespaces), pa.array(rows.orders), times, *columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
+    def written(self) -> None:
+        """No work."""
+
     def release(self) -> None:
         """Runs are immutable: nothing waits for it."""
 
@@ -272,6 +323,9 @@ class TimerSource:
             pa.array(times, pa.int64()),
         ]
 
+    def written(self) -> None:
+        """No work."""
+
     def release(self) -> None:
         self._frozen.release()
 
@@ -293,6 +347,9 @@ class RestoredSource:
 
     def changes(self, base: int) -> pa.Table | None:
         return delta_table(self._table.slice(0, 0), [])
+
+    def written(self) -> None:
+        """No work."""
 
     def release(self) -> None:
         """No work: the table is immutable."""

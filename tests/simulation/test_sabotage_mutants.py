@@ -38,6 +38,7 @@ from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.columnar.state import FrozenColumns, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, FrozenPages, SlotPages
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.heap.ttl import StateTtl, TableTtl, TtlClock
@@ -334,6 +335,30 @@ def test_shared_generation() -> None:
         return seen
 
     assert_changes("shared_generation", frozen, 1, 2)
+
+
+def of_slots(*, from_barrier: bool) -> Any:
+    """Of a slot that is written behind a barrier: what that one stored, or what the next one finds changed."""
+    pages = SlotPages()
+    pages.reserve(1)
+    pages.put(0, 1)
+    first = FrozenPages(pages, 1, lambda: None)
+    first.checkpoint_started(1, 0)
+    pages.put(0, 2)
+    assert pages.get(0) == 2
+    if from_barrier:
+        return [values for _, values in first.batches(PAGE_SLOTS)]
+    second = FrozenPages(pages, 1, lambda: None)
+    second.checkpoint_started(2, 1)
+    return [values for _, values in second.changes(1, PAGE_SLOTS)]
+
+
+def test_shared_page() -> None:
+    assert_changes("shared_page", lambda: of_slots(from_barrier=True), [[1]], [[2]])
+
+
+def test_unmarked_page() -> None:
+    assert_changes("unmarked_page", lambda: of_slots(from_barrier=False), [[2]], [])
 
 
 def test_shown_expired() -> None:

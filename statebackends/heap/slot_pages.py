@@ -1,0 +1,251 @@
+"""Values of one state by slot, in pages of a list each: the working state behind functions of rows.
+
+A barrier freezes in O(pages): the snapshot takes the pages as they are, by reference, and the first write to one behind it makes a
+copy, so that a pool thread reads what the barrier found. There are no layers: a read is two subscripts whatever snapshots are in
+flight. Marks say which slots were written since the last barrier. A page without marks may be shared with a snapshot; a value whose
+slot has none may be, too, and is copied before it is given out where it can be changed in place.
+
+It does not know which key has which slot: that is for key_slots.py. For the loop thread only, but for `FrozenPages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.statebackends.columnar.key_index import Slots
+from holdfast.statebackends.heap.state_table import MISSING, DirtyKeys, FrozenDirtyKeys
+
+PAGE_BITS = 8
+PAGE_SLOTS = 1 << PAGE_BITS
+"""A copy of a page takes less than a microsecond. Of a million keys written in any order, each page is copied once a barrier."""
+PLACE_MASK = PAGE_SLOTS - 1
+
+Marks = bytearray | None
+
+
+class DirtySlots(Collection[int]):
+    """Slots that were written between two barriers."""
+
+    __slots__ = ("_count", "_marks", "_slots")
+
+    def __init__(self, marks: Sequence[Marks], slots: Slots | None = None) -> None:
+        """`slots`, ascending, in place of the marks of pages."""
+        self._marks = marks
+        self._slots = slots
+        self._count = sum([page.count(1) for page in marks if page is not None]) if slots is None else len(slots)
+
+    def slots(self) -> Slots:
+        """Ascending. Loop or pool thread."""
+        if self._slots is None:
+            self._slots = marked_slots(self._marks)
+        return self._slots
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.slots().tolist())
+
+    def __contains__(self, slot: object) -> bool:
+        return isinstance(slot, int) and bool((self.slots() == slot).any())
+
+
+def marked_slots(marks: Sequence[Marks]) -> Slots:
+    """Slots with a mark, ascending."""
+    pages = [page for page, some in enumerate(marks) if some is not None]
+    if not pages:
+        return np.empty(0, np.int64)
+    flags = np.frombuffer(b"".join([some for some in marks if some is not None]), np.uint8).reshape(-1, PAGE_SLOTS)
+    rows, places = np.nonzero(flags)
+    slots: Slots = np.array(pages, np.int64)[rows] * PAGE_SLOTS + places
+    return slots
+
+
+class SlotPages:
+    """The values of one state. `pages` and `marks` stay the same lists for good: state objects hold them."""
+
+    __slots__ = ("_dirty", "_frozen", "_known", "_pins", "marks", "pages", "pinned")
+
+    def __init__(self) -> None:
+        self.pages: list[list[Any]] = []
+        """pages[slot >> PAGE_BITS][slot & PLACE_MASK]: a value, or MISSING."""
+        self.marks: list[Marks] = []
+        """Of each page its slots that were written since the last barrier; None: the page must be `own`ed before it is written."""
+        self.pinned = False
+        """Some snapshot reads frozen pages."""
+        self._pins = 0
+        self._dirty: DirtyKeys | None = None
+        self._frozen: DirtySlots | None = None  # what the last barrier found written, until it is noted
+        self._known = 0  # slots that there were at the last barrier
+
+    def reserve(self, count: int) -> None:
+        """Make pages for so many slots."""
+        for _ in range(len(self.pages), (count + PLACE_MASK) >> PAGE_BITS):
+            self.pages.append([MISSING] * PAGE_SLOTS)
+            self.marks.append(None)
+
+    def own(self, page: int) -> bytearray:
+        """The marks of a page that is about to be written for the first time since a barrier."""
+        if self.pinned:
+            self.pages[page] = self.pages[page].copy()
+        marks = self.marks[page] = bytearray(PAGE_SLOTS)
+        return marks
+
+    def get(self, slot: int) -> Any:
+        return self.pages[slot >> PAGE_BITS][slot & PLACE_MASK]
+
+    def put(self, slot: int, value: Any) -> None:
+        """`value` may be MISSING."""
+        page = slot >> PAGE_BITS
+        marks = self.marks[page] or self.own(page)
+        marks[slot & PLACE_MASK] = 1
+        self.pages[page][slot & PLACE_MASK] = value
+
+    def load(self, slots: Slots, values: Sequence[Any]) -> None:
+        """Restored values; no mark is set. Before the first barrier."""
+        pages = self.pages
+        if len(slots) and slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+            start, stop = int(slots[0]), int(slots[-1]) + 1
+            for page in range(start >> PAGE_BITS, (stop + PLACE_MASK) >> PAGE_BITS):
+                first, last = max(start, page << PAGE_BITS), min(stop, (page + 1) << PAGE_BITS)
+                pages[page][first & PLACE_MASK : last - (page << PAGE_BITS)] = values[first - start : last - start]
+            return
+        for slot, value in zip(slots.tolist(), values, strict=True):
+            pages[slot >> PAGE_BITS][slot & PLACE_MASK] = value
+
+    # ---------------------------------------------------------------------------------------------------------- barriers
+
+    def freeze(self, count: int) -> list[list[Any]]:
+        """The pages as they are, which don't change until `release`. `count`: slots that there are."""
+        self._close_marks(count)
+        self._pins += 1
+        self.pinned = True
+        return self.pages[:]
+
+    def release(self) -> None:
+        self._pins -= 1
+        self.pinned = self._pins > 0
+
+    def _close_marks(self, count: int) -> None:
+        self._known = count
+        self._frozen = DirtySlots(self.marks[:])
+        self.marks[:] = [None] * len(self.marks)
+
+    def track_since(self, base: int, count: int) -> None:
+        """As CopyOnWriteStateTable.track_since. `count`: slots that there are."""
+        self._close_marks(count)
+        self._dirty = DirtyKeys(base)
+
+    def checkpoint_started(self, barrier: int, base: int, count: int) -> FrozenDirtyKeys:
+        """As CopyOnWriteStateTable.checkpoint_started; keys are slots. `count`: slots that there are."""
+        if self._dirty is None:
+            self._dirty = DirtyKeys(barrier)
+            return FrozenDirtyKeys(barrier, ())
+        return self._dirty.close(barrier, self._frozen or (), base, count)
+
+    # --------------------------------------------------------------------------------------------------------- compaction
+
+    def needed(self, count: int) -> npt.NDArray[np.bool_]:
+        """Which of so many slots have a value, or a change that an increment may need. A key that came and went
+        since the last barrier has none."""
+        needed = present(self.pages, count)
+        if self._dirty is not None:
+            marked = marked_slots(self.marks)
+            needed[marked[marked < self._known]] = True
+            for _, slots in self._dirty.epochs:
+                if isinstance(slots, DirtySlots):
+                    needed[slots.slots()] = True
+        return needed
+
+    def keep(self, kept: Slots, numbers: Slots) -> None:
+        """Keep some slots, ascending, of which `needed` told all that must be; numbers[slot] is the new number of each."""
+        values = [self.pages[slot >> PAGE_BITS][slot & PLACE_MASK] for slot in kept.tolist()]
+        marked = numbers[marked_slots(self.marks)]
+        self._known = int(np.searchsorted(kept, self._known))
+        self.pages[:], self.marks[:] = [], []
+        self.reserve(len(kept))
+        self.load(np.arange(len(kept)), values)
+        for slot in marked[marked >= 0].tolist():
+            page = slot >> PAGE_BITS
+            marks = self.marks[page]
+            if marks is None:
+                marks = self.marks[page] = bytearray(PAGE_SLOTS)
+            marks[slot & PLACE_MASK] = 1
+        if self._dirty is not None:
+            self._dirty.replace(lambda slots: DirtySlots((), numbers[slots.slots()]) if isinstance(slots, DirtySlots) else slots)
+
+
+def present(pages: Sequence[list[Any]], count: int) -> npt.NDArray[np.bool_]:
+    """Which of the first so many slots have a value. By identity, since a value's own `==` may do anything."""
+    missing = b"".join([bytes(map(is_, page, _MISSINGS)) for page in pages])
+    found: npt.NDArray[np.bool_] = ~np.frombuffer(missing, np.bool_)[:count]
+    return found
+
+
+_MISSINGS = repeat(MISSING)
+
+
+class FrozenPages:
+    """The pages of one state, and the keys of their slots, as they were at one barrier. For the pool thread, but for `release` and
+    `checkpoint_started`."""
+
+    def __init__(self, pages: SlotPages, count: int, keys: Callable[[], Any]) -> None:
+        """`count`: slots that there are; `keys` gives their key columns, when it is called."""
+        self._live = pages
+        self._pages = pages.freeze(count)
+        self._count = count
+        self.keys = keys
+        self._changed: FrozenDirtyKeys | None = None
+
+    def checkpoint_started(self, barrier: int, base: int) -> None:
+        self._changed = self._live.checkpoint_started(barrier, base, self._count)
+
+    @property
+    def complete_from(self) -> int:
+        """The lowest base since which all changes are known. Behind `checkpoint_started`."""
+        assert self._changed is not None
+        return self._changed.complete_from
+
+    def batches(self, slots_max: int) -> Iterator[tuple[Slots, list[Any]]]:
+        """(slots, their values), of all slots that have one, from up to `slots_max` slots at a time."""
+        step = max(1, slots_max >> PAGE_BITS)
+        for first in range(0, len(self._pages), step):
+            pages = self._pages[first : first + step]
+            start = first << PAGE_BITS
+            count = min(self._count - start, len(pages) << PAGE_BITS)
+            if count > 0:
+                values = list(chain.from_iterable(pages))
+                places = np.flatnonzero(present(pages, count))
+                if len(places) < len(values):
+                    values = list(map(values.__getitem__, places.tolist()))
+                if values:
+                    yield places + start, values
+
+    def changes(self, base: int, slots_max: int) -> Iterator[tuple[Slots, list[Any]]]:
+        """(slots, their values or MISSING), of all slots that were written since a base at or above `complete_from`."""
+        epochs = () if self._changed is None else self._changed.epochs
+        since = [slots.slots() for barrier, slots in epochs if barrier > base and isinstance(slots, DirtySlots)]
+        slots: Slots = np.unique(np.concatenate(since)) if since else np.empty(0, np.int64)
+        for start in range(0, len(slots), slots_max):
+            some = slots[start : start + slots_max]
+            yield some, [self._pages[slot >> PAGE_BITS][slot & PLACE_MASK] for slot in some.tolist()]
+
+    def done(self) -> None:
+        """Free forgotten changes here instead of on the loop thread."""
+        if self._changed is not None:
+            self._changed.forgotten.clear()
+
+    def written(self) -> None:
+        """All of it was read: free what was replaced since the barrier here instead of on the loop thread. Page by page, so that
+        others get the interpreter in between."""
+        while self._pages:
+            self._pages.pop()
+
+    def release(self) -> None:
+        """Loop thread."""
+        self._live.release()

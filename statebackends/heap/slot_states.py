@@ -1,0 +1,353 @@
+"""States of one value per key in slots, for backends in memory: value, reducing and aggregating state without a TTL and without a
+namespace. Others stay in tables by key: a namespace comes and goes as a whole, entries of a map are copied one by one behind a
+barrier, and a TTL notes what it stamped by key.
+
+The current key is a page and a place in it, which are assigned for each record of a batch; its canonical bytes are made when
+somebody asks for them, and for whole batches once somebody has.
+
+Slots of keys that have no state any more, and no change that an increment needs, are dropped when slots have doubled and most of
+them are such: O(slots) then, and O(1) for each new key."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from holdfast.statebackends.backend import KeyCourse
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.heap.key_slots import ColumnOf, KeySlots
+from holdfast.statebackends.heap.slot_pages import PAGE_BITS, PLACE_MASK, FrozenPages, SlotPages, present
+from holdfast.statebackends.heap.state_table import MISSING
+from holdfast.statebackends.heap.states import KeyContext
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.type_serializer import Copier
+from holdfast.statebackends.serialization.value_checks import CONDITION_NAMES, Checks
+from holdfast.statebackends.state import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    KeyColumn,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+
+V = TypeVar("V")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+SLOT_KINDS = ("value", "reducing", "aggregating")
+SLOTS_MIN = 1 << 12
+"""Slots below which none are dropped."""
+
+
+class SlotContext(KeyContext):
+    """The current key, and its slot: what is not set is found when it is asked for."""
+
+    __slots__ = ("_keys", "_left", "_slot_of", "page", "place", "wants_keys")
+
+    page: int
+    place: int
+
+    def __init__(self, slot_of: Callable[[bytes], int]) -> None:
+        """`slot_of` gives a key's slot."""
+        super().__init__()
+        self._slot_of = slot_of
+        self._keys: KeyColumn | None = None
+        self._left: Iterator[int] = iter(())
+        self.wants_keys = False
+        """Keys are asked for: those of a batch are set with their slots."""
+
+    def leave_slot(self) -> None:
+        """Another key was set: its slot is found when it is asked for."""
+        self.has_slot = False
+        self._keys = None
+        del self.page, self.place
+
+    def forget_slot(self) -> None:
+        """Slots have other numbers now."""
+        if self.has_slot:
+            if self._keys is not None:
+                self.key, self.key_group = self._of_course("key"), self._of_course("key_group")
+            self.leave_slot()
+
+    def course(self, keys: KeyColumn, pages: list[int], places: list[int]) -> KeyCourse:
+        """The keys of a batch, which is not empty."""
+        self.page, self.place, self.has_slot = pages[0], places[0], True
+        if self.wants_keys:
+            self._keys = None
+            columns = (keys.encoded(), keys.key_groups.tolist(), pages, places)
+            return KeyCourse(self, ("key", "key_group", "page", "place"), columns)
+        self.key, self.key_group = b"", -1  # so that there is something to delete
+        del self.key, self.key_group
+        self._keys, self._left = keys, iter(pages)
+        return KeyCourse(self, ("page", "place"), (self._left, places))
+
+    def _of_course(self, name: str) -> Any:
+        assert self._keys is not None
+        position = len(self._keys) - 1 - length_hint(self._left)
+        return self._keys.encoded()[position] if name == "key" else int(self._keys.key_groups[position])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("page", "place"):
+            slot = self._slot_of(self.key)
+            self.page, self.place, self.has_slot = slot >> PAGE_BITS, slot & PLACE_MASK, True
+            return getattr(self, name)
+        if name in ("key", "key_group") and self._keys is not None:
+            self.wants_keys = True
+            return self._of_course(name)
+        return super().__getattr__(name)
+
+
+class SlotValueState(Generic[V]):
+    """Implements `state.ValueState`, of values that can't be changed in place."""
+
+    __slots__ = ("_check", "_context", "_marks", "_pages", "_table")
+
+    def __init__(self, context: SlotContext, table: SlotPages, checks: Checks | None = None) -> None:
+        self._context = context
+        self._table = table
+        self._pages = table.pages
+        self._marks = table.marks
+        self._check = None if checks is None else checks.value
+
+    def value(self, default: V | None = None) -> V | None:
+        context = self._context
+        found = self._pages[context.page][context.place]
+        if found is MISSING:
+            return default
+        value: V = found
+        return value
+
+    def update(self, value: V) -> None:
+        if self._check is not None:
+            self._check(value)
+        context = self._context
+        page = context.page
+        marks = self._marks[page] or self._table.own(page)
+        place = context.place
+        marks[place] = 1
+        self._pages[page][place] = value
+
+    def store(self, value: V) -> None:
+        """`update`, unchecked, of a value that no user made. Not part of the contract."""
+        self._table.put((self._context.page << PAGE_BITS) + self._context.place, value)
+
+    def clear(self) -> None:
+        context = self._context
+        if self._pages[context.page][context.place] is not MISSING:
+            self._table.put((context.page << PAGE_BITS) + context.place, MISSING)
+
+
+class SlotCopiedState(SlotValueState[V]):
+    """As SlotValueState, of values that can be changed in place: one that a snapshot may read is copied before it is given out."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, context: SlotContext, table: SlotPages, copy: Copier, checks: Checks | None = None) -> None:
+        super().__init__(context, table, checks)
+        self._copy = copy
+
+    def value(self, default: V | None = None) -> V | None:
+        context = self._context
+        page, place = context.page, context.place
+        found = self._pages[page][place]
+        if found is MISSING:
+            return default
+        if self._table.pinned:
+            marks = self._marks[page]
+            if marks is None or not marks[place]:
+                found = self._copy(found)
+        value: V = found
+        return value
+
+
+class SlotReducingState(Generic[V]):
+    """Implements `state.AppendingState` with a reduce function."""
+
+    __slots__ = ("_reduce", "_stored")
+
+    def __init__(self, stored: SlotValueState[V], reduce: Callable[[V, V], V]) -> None:
+        self._stored = stored
+        self._reduce = reduce
+
+    def get(self) -> V | None:
+        return self._stored.value()
+
+    def add(self, value: V) -> None:
+        old = self._stored.value()
+        self._stored.update(value if old is None else self._reduce(old, value))
+
+    def clear(self) -> None:
+        self._stored.clear()
+
+
+class SlotAggregatingState(Generic[IN, ACC, OUT]):
+    """Implements `state.AppendingState` with an AggregateFunction."""
+
+    __slots__ = ("_aggregate", "_stored")
+
+    def __init__(self, stored: SlotValueState[ACC], aggregate: AggregateFunction[IN, ACC, OUT]) -> None:
+        self._stored = stored
+        self._aggregate = aggregate
+
+    def get(self) -> OUT | None:
+        accumulator = self._stored.value()
+        return None if accumulator is None else self._aggregate.get_result(accumulator)
+
+    def add(self, value: IN) -> None:
+        accumulator = self._stored.value()
+        if accumulator is None:
+            accumulator = self._aggregate.create_accumulator()
+        self._stored.update(self._aggregate.add(value, accumulator))
+
+    def clear(self) -> None:
+        self._stored.clear()
+
+
+@functools.lru_cache(maxsize=256)
+def _checking(kind: type[SlotValueState[Any]], condition: str) -> type[SlotValueState[Any]]:
+    """The class with the check of obviously right values in its `update`: without a call, which costs as much as the rest of it."""
+    source = [
+        "def update(self, value):",
+        f" if not ({condition}) and self._check is not None:",
+        "  self._check(value)",
+        " context = self._context",
+        " page = context.page",
+        " marks = self._marks[page] or self._table.own(page)",
+        " place = context.place",
+        " marks[place] = 1",
+        " self._pages[page][place] = value",
+    ]
+    found: dict[str, Any] = {"__name__": __name__, **CONDITION_NAMES}
+    exec(compile("\n".join(source), "<update of a value>", "exec"), found)
+    checking: type[SlotValueState[Any]] = type(kind.__name__, (kind,), {"__slots__": (), "update": found["update"]})
+    return checking
+
+
+def create_slot_state(descriptor: Any, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks) -> Any:
+    """The state object of a descriptor of one of SLOT_KINDS. Raises InvalidConfigError for another."""
+    stored: SlotValueState[Any]
+    if copy is not None:
+        stored = SlotCopiedState(context, table, copy, checks)
+    else:
+        kind = _checking(SlotValueState, checks.condition) if checks.condition else SlotValueState
+        stored = kind(context, table, checks)
+    match descriptor:
+        case ValueStateDescriptor():
+            return stored
+        case ReducingStateDescriptor():
+            return SlotReducingState(stored, descriptor.reduce)
+        case AggregatingStateDescriptor():
+            return SlotAggregatingState(stored, descriptor.aggregate)
+    raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))
+
+
+class SlotTables:
+    """All states in slots of one backend, and the slots of its keys."""
+
+    def __init__(self, names: Sequence[str], key_type: KeyType, column_of: ColumnOf) -> None:
+        self.keys = KeySlots(key_type, column_of)
+        self.context = SlotContext(self._slot_of)
+        self._tables = {name: SlotPages() for name in names}
+        self._slots_max = SLOTS_MIN
+        """Slots at which those that are not needed are looked for."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the states."""
+        return tuple(self._tables)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tables
+
+    def __getitem__(self, name: str) -> SlotPages:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[SlotPages]:
+        return iter(self._tables.values())
+
+    @property
+    def size(self) -> int:
+        """Places for values, of all states."""
+        return len(self._tables) * self.keys.count
+
+    def course(self, keys: KeyColumn) -> KeyCourse:
+        """The keys of a batch, one by one."""
+        if not len(keys):
+            return KeyCourse(self.context, ("page", "place"), ((), ()))
+        slots = self.slots_of(keys)
+        return self.context.course(keys, (slots >> PAGE_BITS).tolist(), (slots & PLACE_MASK).tolist())
+
+    def slots_of(self, keys: KeyColumn) -> Any:
+        """The slots of the keys of a batch, with pages for them."""
+        self._make_room()
+        try:
+            slots = self.keys.of_column(keys)
+        except UnicodeDecodeError:
+            _ = keys.key_groups  # names the operator, and the key
+            raise
+        self._reserve()
+        return slots
+
+    def _slot_of(self, key: bytes) -> int:
+        self._make_room()
+        slot = self.keys.of_key(key)
+        self._reserve()
+        return slot
+
+    def _reserve(self) -> None:
+        count = self.keys.count
+        for table in self._tables.values():
+            if len(table.pages) << PAGE_BITS < count:
+                table.reserve(count)
+
+    def find(self, name: str, key: bytes) -> Any:
+        """A key's value in a state, or MISSING."""
+        slot = self.keys.find(key)
+        return MISSING if slot is None else self._tables[name].get(slot)
+
+    def remove(self, name: str, key: bytes) -> None:
+        """Forget a key's value in a state."""
+        slot = self.keys.find(key)
+        if slot is not None and self._tables[name].get(slot) is not MISSING:
+            self._tables[name].put(slot, MISSING)
+
+    def keys_of(self, name: str) -> list[bytes]:
+        """Canonical bytes of the keys that have a value in a state."""
+        keys = self.keys.frozen()()
+        if not len(keys):
+            return []
+        return keys.take(np.flatnonzero(present(self._tables[name].pages, len(keys)))).encoded()
+
+    def freeze(self) -> dict[str, FrozenPages]:
+        """All states, at a barrier."""
+        keys = self.keys.frozen()
+        return {name: FrozenPages(table, self.keys.count, keys) for name, table in self._tables.items()}
+
+    def _make_room(self) -> None:
+        """Drop slots that are not needed, if slots have doubled since it was looked for the last time and half of them are such."""
+        count = self.keys.count
+        if count < self._slots_max:
+            return
+        needed = np.zeros(count, np.bool_)
+        for table in self._tables.values():
+            needed |= table.needed(count)
+        kept = np.flatnonzero(needed)
+        if 2 * len(kept) <= count:
+            self.context.forget_slot()
+            numbers = np.full(count, -1, np.int64)
+            numbers[kept] = np.arange(len(kept))
+            for table in self._tables.values():
+                table.keep(kept, numbers)
+            self.keys.keep(kept)
+        self._slots_max = max(SLOTS_MIN, 2 * self.keys.count)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in self._tables.values():
+            table.pages.clear()
+            table.marks.clear()

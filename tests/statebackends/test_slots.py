@@ -1,0 +1,462 @@
+"""State in slots beside the same state in dicts: any sequence of batches, single keys, removals, expiries, barriers, increments,
+aborts, restores and compactions gives the same."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.statebackends.backend import SnapshotTarget
+from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, HeapKeyedBackend, MemoryKeyedBackend
+from holdfast.statebackends.backends.keyed import KeyedBackendConfig
+from holdfast.statebackends.errors import InvalidKeyError, InvariantError, StateValueError
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
+from holdfast.statebackends.heap import key_slots, slot_states, state_table
+from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, SlotPages
+from holdfast.statebackends.heap.state_table import MISSING
+from holdfast.statebackends.serialization.key_texts import KeyOf
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
+from holdfast.statebackends.storage.port import run_flow
+from tests.examples import examples
+from tests.operators.ports import DictStorage
+from tests.statebackends.backend_harness import COUNT, MEAN, SEEN, TOTAL, VISIT, Visit
+
+GROUPS = 16
+EXPIRING = ValueStateDescriptor("expiring", int, Ttl(100))
+STATES: tuple[Any, ...] = (COUNT, VISIT, TOTAL, MEAN, SEEN, EXPIRING)
+NAMESPACES = (b"", b"n")
+KEYS: dict[str, list[Any]] = {
+    "int64": [5, -3, 2**62, 0, 70, 1 << 40],
+    "utf8": ["", "a", "b", "ä", "a long text indeed", "c"],
+    "float64": [0.0, 1.5, float("inf"), -2.0, 7.0, 8.0],
+    "tuple<int64,utf8>": [(1, "a"), (1, "b"), (2, "a"), (-1, ""), (3, "x"), (4, "x")],
+    "date32": [date(2020, 1, day) for day in range(1, 7)],
+}
+
+
+class InDicts(FilesystemKeyedBackend):
+    """The same backend without slots."""
+
+    def _slot_tables(self) -> None:
+        return None
+
+
+class One:
+    """One backend and its checkpoints, which complete or are aborted as the test says."""
+
+    def __init__(self, kind: Any, key_type: KeyType, root: Path) -> None:
+        self.kind, self.key_type, self.root = kind, key_type, root
+        self.storage = DictStorage()
+        self.files: dict[str, FileHandle] = {}
+        self.start(())
+
+    def start(self, handles: tuple[KeyedStateHandle, ...], number: int | None = None, *, now_ms: int = 0) -> None:
+        config = KeyedBackendConfig(
+            STATES, self.key_type, KeyGroupRange(0, GROUPS), GROUPS, "op", 0, now_ms=now_ms, local_dir=str(self.root / "local")
+        )
+        self.backend: HeapKeyedBackend = self.kind(config, incremental=True)
+        if number is not None:
+            self.backend.restore(handles, self.storage, f"job/chk-{number}", checkpoint_id=number)
+
+    def store(self, pending: Any, number: int, base: int | None) -> tuple[KeyedStateHandle, ...]:
+        target = SnapshotTarget(number, f"job/chk-{number}", f"op-0-1-{number}", False, 0, f"{number}-1-op-0-n", base)
+        acked = run_flow(pending.flow(target), self.storage)
+        pending.release()
+        self.files |= {part.path: part for handle in acked for part in handle.parts if isinstance(part, FileHandle)}
+        return tuple(
+            msgspec.structs.replace(
+                handle, parts=tuple(self.files[part.path] if isinstance(part, PlaceholderHandle) else part for part in handle.parts)
+            )
+            for handle in acked
+        )
+
+
+def select(backend: HeapKeyedBackend, key: Any) -> None:
+    key_type = backend.key_type
+    backend.set_current_key(key_type.encode(key), key_type.key_group(key, GROUPS))
+
+
+def found(backend: HeapKeyedBackend) -> dict[Any, Any]:
+    contents: dict[Any, Any] = {}
+    for state in STATES:
+        for namespace in NAMESPACES:
+            for encoded in sorted(backend.keys(state.name, namespace)):
+                select(backend, backend.key_type.decode(encoded))
+                one = backend.get_state(state, namespace)
+                value = one.value() if state.kind == "value" else one.get()
+                contents[state.name, namespace, encoded] = copy.deepcopy(value)
+    return contents
+
+
+def write(backend: HeapKeyedBackend, what: str, number: int, namespace: bytes) -> None:
+    match what:
+        case "update":
+            backend.get_state(COUNT, namespace).update(number)
+        case "increment":
+            state = backend.get_state(COUNT, namespace)
+            state.update(state.value(0) + 1)
+        case "change":
+            state = backend.get_state(VISIT, namespace)
+            visit = state.value() or Visit(0, [])
+            visit.count += number
+            visit.pages.append("x")
+            state.update(visit)
+        case "add":
+            backend.get_state(TOTAL, namespace).add(number)
+            backend.get_state(MEAN, namespace).add(number)
+        case "append":
+            backend.get_state(SEEN, namespace).add(str(number))
+        case "stamp":
+            backend.get_state(EXPIRING, namespace).update(number)
+        case "clear":
+            backend.get_state((COUNT, VISIT, TOTAL, MEAN)[number % 4], namespace).clear()
+        case "remove":
+            for state in STATES:
+                backend.get_state(state, namespace).clear()
+        case "read":
+            backend.get_state(COUNT, namespace).value()
+
+
+WRITES = st.tuples(
+    st.sampled_from(["update", "increment", "increment", "change", "add", "append", "stamp", "clear", "remove", "read"]),
+    st.integers(0, 5),
+    st.integers(0, 3),
+    st.sampled_from([b"", b"", b"", b"n"]),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("single"), st.lists(WRITES, min_size=1, max_size=5)),
+    st.tuples(st.just("batch"), st.lists(WRITES, min_size=1, max_size=8)),
+    st.tuples(st.just("barrier"), st.booleans()),
+    st.tuples(st.just("barrier"), st.booleans()),
+    st.tuples(st.just("finish"), st.sampled_from("cca")),
+    st.tuples(st.just("finish"), st.sampled_from("cca")),
+    st.tuples(st.just("abandon"), st.none()),
+    st.tuples(st.just("restore"), st.booleans()),
+    st.tuples(st.just("passes"), st.integers(1, 120)),
+    st.tuples(st.just("erase"), st.integers(0, 5)),
+)
+
+
+class SideBySide:
+    """A backend in slots and one in dicts, which take the same steps."""
+
+    def __init__(self, root: Path, key_type: str) -> None:
+        kinds = (FilesystemKeyedBackend, InDicts)
+        self.keys = KEYS[key_type]
+        self.both = [One(kind, KeyType.parse(key_type), root / str(number)) for number, kind in enumerate(kinds)]
+        self.now_ms = 1_000
+        self.number = 0
+        self.pending: list[tuple[int, int | None, list[Any], dict[Any, Any]]] = []
+        self.completed: dict[int, tuple[list[Any], dict[Any, Any]]] = {}
+        self.pass_time(0)
+
+    def take(self, what: str, argument: Any) -> None:
+        match what:
+            case "single" | "batch":
+                for one in self.both:
+                    (self.single if what == "single" else self.batch)(one.backend, argument)
+            case "barrier" if len(self.pending) < 3:
+                self.number += 1
+                base = max(self.completed, default=None) if argument else None
+                self.pending.append((self.number, base, [one.backend.snapshot(self.number) for one in self.both], self.alike()))
+            case "finish" if self.pending:
+                self.finish(argument)
+            case "abandon" if self.pending:
+                for each in self.pending.pop()[2]:
+                    each.release()
+            case "restore" if self.completed:
+                self.restore(crossed=argument)
+            case "passes":
+                self.pass_time(argument)
+            case "erase":
+                for one in self.both:
+                    key = self.keys[argument]
+                    assert one.backend.erase(KeyOf(one.key_type, key, one.key_type.encode(key)))
+
+    def single(self, backend: HeapKeyedBackend, writes: Any) -> None:
+        for kind, key, number, namespace in writes:
+            select(backend, self.keys[key])
+            write(backend, kind, number, namespace)
+
+    def batch(self, backend: HeapKeyedBackend, writes: Any) -> None:
+        names = [self.keys[key] for _, key, _, _ in writes]
+        course = backend.each_key(backend.key_type.column_of_values(names, max_parallelism=GROUPS))
+        for (kind, key, number, namespace), *selected in zip(writes, *course.columns, strict=True):
+            for name, value in zip(course.names, selected, strict=True):
+                setattr(course.target, name, value)
+            write(backend, kind, number, namespace)
+            if number == 3:
+                assert backend.current_key[0] == backend.key_type.encode(self.keys[key])
+        assert backend.current_key == (backend.key_type.encode(names[-1]), backend.key_type.key_group(names[-1], GROUPS))
+
+    def alike(self) -> dict[Any, Any]:
+        slots, dicts = (found(one.backend) for one in self.both)
+        assert slots == dicts
+        return dicts
+
+    def finish(self, fate: str) -> None:
+        number, base, pending, expected = self.pending.pop(0)
+        handles = [one.store(each, number, base) for one, each in zip(self.both, pending, strict=True)]
+        if fate == "a" or number < max(self.completed, default=0):
+            for one in self.both:
+                one.backend.notify_checkpoint_aborted(number)
+        else:
+            self.completed[number] = (handles, expected)
+
+    def restore(self, *, crossed: bool) -> None:
+        """What one has stored, restored by itself or by the other; both go on from there."""
+        number = max(self.completed)
+        handles, expected = self.completed[number]
+        for one, own in zip(self.both, handles, strict=True):
+            one.backend.dispose()
+            one.start(own, number, now_ms=self.now_ms)
+        if crossed:
+            for one, kind in zip(self.both, (InDicts, FilesystemKeyedBackend), strict=True):
+                kind_before, one.kind = one.kind, kind
+                one.start(handles[self.both.index(one)], number, now_ms=self.now_ms)
+                assert self.unexpired(found(one.backend)) == self.unexpired(expected)
+                one.kind = kind_before
+                one.start(handles[self.both.index(one)], number, now_ms=self.now_ms)
+        for each in self.pending:
+            for snapshot in each[2]:
+                snapshot.release()
+        self.pending = []
+        assert self.unexpired(self.alike()) == self.unexpired(expected)
+
+    @staticmethod
+    def unexpired(contents: dict[Any, Any]) -> dict[Any, Any]:
+        return {place: value for place, value in contents.items() if place[0] != EXPIRING.name}
+
+    def pass_time(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        for one in self.both:
+            one.backend.set_processing_time(self.now_ms)
+
+
+def run(steps: list[tuple[str, Any]], key_type: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        both = SideBySide(Path(folder), key_type)
+        for what, argument in steps:
+            both.take(what, argument)
+        both.alike()
+        while both.pending:
+            both.finish("c")
+        if both.completed:
+            both.restore(crossed=True)
+
+
+@pytest.mark.parametrize("bounds", ["as they are", "small"])
+@given(steps=st.lists(STEPS, max_size=25), key_type=st.sampled_from(sorted(KEYS)))
+@settings(max_examples=examples(60), deadline=None)
+def test_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[tuple[str, Any]], key_type: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if bounds == "small":
+            shrink(patched)
+        run(steps, key_type)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("key_type", sorted(KEYS))
+@given(steps=st.lists(STEPS, min_size=4, max_size=14))
+@settings(max_examples=4_000, deadline=None)
+def test_twenty_thousand_sequences_give_the_same(key_type: str, steps: list[tuple[str, Any]]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if len(steps) % 2:
+            shrink(patched)
+        run(steps, key_type)
+
+
+def shrink(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(slot_states, "SLOTS_MIN", 2)
+    patched.setattr(key_slots, "ALONE_MAX", 2)
+    patched.setattr(state_table, "KEYS_MIN", 3)
+    patched.setattr(state_table, "EPOCHS_MAX", 2)
+
+
+# ------------------------------------------------------------------------------------------------------------------ one by one
+
+
+def backend_of(key_type: str = "int64", kind: Any = FilesystemKeyedBackend, states: tuple[Any, ...] = (COUNT,)) -> Any:
+    config = KeyedBackendConfig(states, KeyType.parse(key_type), KeyGroupRange(0, GROUPS), GROUPS, "op", 0, now_ms=0)
+    return kind(config, snapshot_bytes_max=1 << 30) if kind is MemoryKeyedBackend else kind(config, incremental=True)
+
+
+def fill(backend: Any, numbers: Any, value: int) -> None:
+    course = backend.each_key(backend.key_type.column([pa.array(numbers, pa.int64())], max_parallelism=GROUPS))
+    state = backend.get_state(COUNT)
+    for selected in zip(*course.columns, strict=True):
+        for name, each in zip(course.names, selected, strict=True):
+            setattr(course.target, name, each)
+        state.update(value)
+
+
+def pages_of(backend: Any) -> SlotPages:
+    pages: SlotPages = backend._slots["count"]
+    return pages
+
+
+def test_a_barrier_takes_pages_by_reference_and_the_first_write_copies_one() -> None:
+    backend = backend_of()
+    fill(backend, range(3 * PAGE_SLOTS), 1)
+    pages = pages_of(backend)
+    before = list(pages.pages)
+    pending = backend.snapshot(1)
+    assert all(one is other for one, other in zip(pages.pages, before, strict=True))
+    fill(backend, [PAGE_SLOTS, PAGE_SLOTS + 1, PAGE_SLOTS], 2)
+    assert [one is other for one, other in zip(pages.pages, before, strict=True)] == [True, False, True]
+    copied = pages.pages[1]
+    fill(backend, [PAGE_SLOTS + 5], 3)
+    assert pages.pages[1] is copied
+    assert before[1].count(1) == PAGE_SLOTS
+    pending.release()
+    fill(backend, [0], 4)
+    assert pages.pages[0] is before[0], "no snapshot reads it any more"
+
+
+def test_keys_that_come_and_go_leave_no_slots_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_states, "SLOTS_MIN", 64)
+    backend = backend_of()
+    state = backend.get_state(COUNT)
+    fill(backend, range(10), 7)
+    for number in range(10, 5_000):
+        select(backend, number)
+        state.update(number)
+        state.clear()
+    assert backend._slots.keys.count <= 64 + 1
+    assert len(pages_of(backend).pages) == 1
+    assert sorted(map(backend.key_type.decode, backend.keys("count"))) == list(range(10))
+    select(backend, 3)
+    assert state.value() == 7
+
+
+def test_a_removed_key_that_an_increment_must_tell_of_keeps_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_states, "SLOTS_MIN", 64)
+    backend = backend_of()
+    fill(backend, range(100), 1)
+    backend.snapshot(1).release()
+    for number in range(100):
+        select(backend, number)
+        backend.get_state(COUNT).clear()
+    fill(backend, range(1_000, 1_200), 2)
+    assert backend._slots.keys.count == 300, "what was removed since the barrier is not stored yet"
+    frozen = backend._slots.freeze()["count"]
+    frozen.checkpoint_started(2, 1)
+    changed = [slot for slots, _ in frozen.changes(1, 1_000) for slot in slots.tolist()]
+    assert changed == list(range(300))
+    frozen.release()
+
+
+def test_a_batch_may_be_under_way_when_slots_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that came alone, such as that of another operator's call in between, must not move the slot of the current one."""
+    monkeypatch.setattr(slot_states, "SLOTS_MIN", 4)
+    backend = backend_of()
+    state = backend.get_state(COUNT)
+    course = backend.each_key(backend.key_type.column([pa.array([1, 2, 3])], max_parallelism=GROUPS))
+    steps = zip(*course.columns, strict=True)
+    for name, each in zip(course.names, next(steps), strict=True):
+        setattr(course.target, name, each)
+    state.update(11)
+    for number in range(10, 40):
+        select(backend, number)
+        state.update(1)
+        state.clear()
+    select(backend, 1)
+    assert state.value() == 11
+
+
+def test_the_current_key_is_that_of_the_record_and_stays_it_behind_the_batch() -> None:
+    backend = backend_of("utf8", states=(COUNT,))
+    column = backend.key_type.column_of_values(["a", "b"], max_parallelism=GROUPS)
+    for _ in range(2):  # keys are made when they are asked for, then for whole batches
+        course = backend.each_key(column)
+        seen = []
+        for selected in zip(*course.columns, strict=True):
+            for name, each in zip(course.names, selected, strict=True):
+                setattr(course.target, name, each)
+            seen.append(backend.current_key)
+        assert seen == [(backend.key_type.encode(key), backend.key_type.key_group(key, GROUPS)) for key in "ab"]
+        assert backend.current_key == seen[-1]
+    backend.each_key(backend.key_type.column_of_values([], max_parallelism=GROUPS))
+    assert backend.current_key == seen[-1]
+
+
+def test_there_is_no_current_key_at_first() -> None:
+    backend = backend_of()
+    for ask in (lambda: backend.current_key, lambda: backend.get_state(COUNT).value(), lambda: backend.get_state(COUNT).update(1)):
+        with pytest.raises(InvariantError, match="there is no current key"):
+            ask()
+    with pytest.raises(AttributeError, match="has no attribute"):
+        backend.get_state(COUNT).nothing  # noqa: B018
+
+
+def test_a_text_that_is_none_names_the_operator() -> None:
+    backend = backend_of("utf8")
+    broken = pa.Array.from_buffers(pa.utf8(), 1, [None, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff")])
+    column = backend.key_type.column([pa.array(["a"])], max_parallelism=GROUPS, operator="op")
+    column._arrays = [broken]
+    with pytest.raises(InvalidKeyError, match="operator 'op': a key is not valid UTF-8"):
+        backend.each_key(column)
+
+
+def test_single_values_are_found_and_removed_by_key() -> None:
+    backend = backend_of()
+    fill(backend, [1, 2, 3], 5)
+    slots = backend._slots
+    one, missing = (backend.key_type.encode(number) for number in (1, 9))
+    assert slots.find("count", one) == 5
+    assert slots.find("count", missing) is MISSING
+    slots.remove("count", one)
+    slots.remove("count", missing)
+    assert slots.find("count", one) is MISSING
+    assert sorted(map(backend.key_type.decode, backend.keys("count"))) == [2, 3]
+    assert slots.keys.count == 3
+
+
+@pytest.mark.parametrize(
+    ("declared", "right", "wrong"),
+    [(int, 1, "1"), (int, -(2**63), 2**63), (str, "a", b"a"), (int | None, None, 1.5), (tuple[int, str], (1, "ä"), (1, 2))],
+)
+def test_a_value_of_another_type_is_refused_and_changes_nothing(declared: Any, right: Any, wrong: Any) -> None:
+    state = ValueStateDescriptor("count", declared)
+    backend = backend_of(states=(state,))
+    select(backend, 1)
+    one = backend.get_state(state)
+    one.update(right)
+    with pytest.raises(StateValueError, match="state 'count'"):
+        one.update(wrong)
+    assert one.value() == right
+
+
+def test_states_by_key_stay_beside_those_in_slots() -> None:
+    tags = MapStateDescriptor("tags", str, int)
+    backend = backend_of(states=(COUNT, tags, EXPIRING))
+    assert [name in backend._slots for name in ("count", "tags", "expiring")] == [True, False, False]
+    assert backend_of(states=(tags,))._slots is None
+    fill(backend, [4], 1)
+    select(backend, 4)
+    backend.get_state(tags).put("x", 1)
+    backend.get_state(COUNT, b"n").update(2)
+    assert list(backend.keys("tags")) == list(backend.keys("count")) == list(backend.keys("count", b"n"))
+    assert backend.get_state(COUNT) is not backend.get_state(COUNT, b"n")
+
+
+@pytest.mark.parametrize("kind", [MemoryKeyedBackend, FilesystemKeyedBackend])
+def test_a_million_slots_are_not_made_for_a_key_that_is_large(kind: Any) -> None:
+    backend = backend_of(kind=kind)
+    fill(backend, [sys.maxsize, -sys.maxsize], 1)
+    assert len(pages_of(backend).pages) == 1
+    assert backend.state_size() > 0
+    backend.dispose()
+    assert backend._slots.keys.count >= 0
