@@ -40,6 +40,8 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
         Check("limits", host.limits, "look at `ulimit -a`"),
         Check("spark settings", functools.partial(host.spark_settings, what.spark_conf, environment), "look at the file"),
     ]
+    if what.asks_spark and what.spark_conf is None:
+        del checks[-1]  # Spark itself says what it has read
     left_out: list[Finding] = []
     if what.state_directory is not None:
         look = functools.partial(storage.storage_of, what.state_directory, secrets.token_hex(8))
@@ -55,9 +57,10 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
     if what.certificate is not None and what.key is not None:
         look = functools.partial(network.certificates, what.certificate, what.key, what.authority)
         checks.append(Check("certificate", look, "look at the files with openssl"))
+    here = run_checks(checks)  # first: a state directory that is new is made by it, and executors look for it
     if what.asks_spark:
         look = functools.partial(executors.ask_spark, what.url and what.url.split(",")[0], what.state_directory)
         found = run_checks([Check("executors", look, "Spark does not start, or has no free slots")], executors.TIMEOUT_S)
     else:
         found = [skipped("executors", "Spark is started only with --spark: what executors reach is not known")]
-    return [*run_checks(checks), *left_out, *found]
+    return [*here, *left_out, *found]

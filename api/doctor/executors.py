@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.api.doctor.findings import Finding, fault, ok, skipped
 from holdfast.api.doctor.host import judge_settings
 from holdfast.api.doctor.storage import skew
+from holdfast.statebackends.state_processor.contents import absolute_location
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -43,7 +44,7 @@ def probe(url: str | None, directory: str | None) -> dict[str, Any]:
 def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None, *, now_s: float) -> Iterator[Finding]:
     """What is wrong with what executors saw."""
     by_host = {str(each["host"]): each for each in seen}
-    hosts = f"{len(by_host)} hosts ({', '.join(sorted(by_host)[:5])})"
+    hosts = f"{len(by_host)} {'host' if len(by_host) == 1 else 'hosts'} ({', '.join(sorted(by_host)[:5])})"
     lost = {host: each for host, each in by_host.items() if each.get("reaches") is False}
     if lost:
         host, each = min(lost.items())
@@ -55,6 +56,8 @@ def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None
     if without:
         fix = "mount the same file system at the same path on each host"
         yield fault("shared directory", f"{without[0]} has no {directory}", fix)
+    elif directory is not None and by_host:
+        yield ok("shared directory", f"{hosts} have {directory}")
     mine = platform.python_version_tuple()[:2]
     others = {tuple(str(each["python"]).split(".")[:2]) for each in by_host.values()} - {mine}
     if others:
@@ -83,8 +86,9 @@ def _ask(context: SparkContext, url: str | None, directory: str | None) -> Itera
     configuration = context.getConf()
     yield from judge_settings(dict(configuration.getAll()), f"Spark at {context.master}")
     tasks = max(1, min(TASKS_MAX, context.defaultParallelism))
-    local = directory if directory is not None and "://" not in directory else None
-    if local is None and directory is not None:
+    place = absolute_location(directory) if directory is not None else None  # an executor has a working directory of its own
+    local = place if place is not None and "://" not in place else None
+    if local is None and place is not None:
         yield skipped("shared directory", "executors' access to a bucket is not tried: docs/storage.md has their credentials")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors may have no holdfast yet
     began_s = time.time()

@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -58,6 +59,9 @@ PREFIX = "forgotten-"
 """Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`."""
 
 STATES_MAX = 100
+
+_Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
+"""(uid, state) -> (rows of the key, all rows)."""
 
 NOT_COVERED = {
     "sources": "what the job reads: a restart behind the snapshot, or an empty one, reads the key again if it is there; "
@@ -179,6 +183,7 @@ class ForgetCall:
         self._deleted: list[str] = []
         self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
+        self._read: dict[str, _Counts] = {}
         self._erased_at = 0
         self._not_covered: Mapping[str, str] = NOT_COVERED
 
@@ -255,8 +260,15 @@ class ForgetCall:
             return False
         if snapshot.metadata.in_flight or not all(is_canonical(snapshot.operator(uid)) for uid in self._uids(snapshot)):
             return False
-        counts = count_rows(snapshot, self._wanted(snapshot), self._key)
-        return not any(rows for rows, _ in counts.values())
+        chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(snapshot)}
+        return not any(rows for which, (rows, _) in self._counted(snapshot).items() if which in chosen)
+
+    def _counted(self, snapshot: StoredSnapshot) -> _Counts:
+        """Rows of all keyed states of a snapshot that is nobody's to change: every row is read, once in this call."""
+        if snapshot.location not in self._read:
+            states = (each for each in snapshot.states() if each.is_keyed)
+            self._read[snapshot.location] = count_rows(snapshot, states, self._key)
+        return self._read[snapshot.location]
 
     def _is_quoted_beside(self, snapshot: StoredSnapshot) -> bool:
         """Whether a record of its labels quotes the key; removed labels are on record, too."""
@@ -311,14 +323,13 @@ class ForgetCall:
 
     def _written(self, source: StoredSnapshot) -> tuple[StoredSnapshot, dict[str, int]]:
         """A savepoint without the key, read back whole; (it, the rows that it lacks). Raises ForgetError if rows are amiss."""
-        before = count_rows(source, chosen_states(source, self._states).values(), self._key)
         name = f"{PREFIX}{self._job_id[:8]}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
         place: Place = target_of(f"{self._directory}/{name}")
-        written = erase_key(source, self._states, self._key, place.storage, place.folder, now_ms=_now_ms())
-        after = count_rows(written, chosen_states(written, self._states).values(), self._key)
+        written, before = erase_key(source, self._states, self._key, place.storage, place.folder)
+        after = self._counted(written)
         wanted = {which: (0, total - rows) for which, (rows, total) in before.items()}
-        if after != wanted:
-            wrong = sorted(f"{uid}/{state}" for uid, state in before if after.get((uid, state)) != wanted[uid, state])
+        wrong = sorted(f"{uid}/{state}" for uid, state in before if after.get((uid, state)) != wanted[uid, state])
+        if wrong:
             raise ForgetError(f"{written.location} has not the rows that it must have: {', '.join(wrong)}", path=written.location)
         return written, {f"{uid}/{state}": rows for (uid, state), (rows, _) in before.items() if rows}
 
@@ -387,7 +398,7 @@ class ForgetCall:
                 self._kept[path] = 'its text of the failure quotes the key: empty its "cause" while no coordinator runs'
 
     def _certificate(self, result: StoredSnapshot | None, erased: dict[str, int]) -> Certificate:
-        """Look again: every snapshot that is left is read whole."""
+        """Look again: every snapshot that is left is read whole, unless this call has read it before it deleted anything."""
         job = run_flow(read_job(self._paths), self._storage)
         self._look_at_records(job)
         verified: dict[str, int] = {}
@@ -397,7 +408,7 @@ class ForgetCall:
             if place in self._kept or (found := self._opened(place)) is None:
                 continue
             chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(found)}
-            counts = count_rows(found, (each for each in found.states() if each.is_keyed), self._key)
+            counts = self._counted(found)
             if any(counts.get(which, (0, 0))[0] for which in chosen):
                 self._kept[place] = "it holds the key"
             verified[place] = sum(total for which, (_, total) in counts.items() if which in chosen)

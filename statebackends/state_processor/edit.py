@@ -42,6 +42,9 @@ Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table]
 Change: TypeAlias = Callable[[Batches, pa.Schema], Batches]
 """(present rows of a state, its schema) -> its new rows; both as streams."""
 
+Filter: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Some rows of a keyed state -> those that stay, as they are and in their order. It is given every row once."""
+
 CANONICAL = "parquet"
 EDITED_PROPERTY = "edited"
 """Property of the savepoint that says, for people, what was edited."""
@@ -75,6 +78,30 @@ def edit_snapshot(
             operators.append(rewriting.operator())
             reader.forget()
         edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(changes))
+        return finish_edited(msgspec.structs.replace(source.metadata, operators=tuple(operators)), edited, target, storage, folder)
+
+
+def filter_snapshot(
+    source: StoredSnapshot, filters: Mapping[tuple[str, str], Filter], storage: Storage, folder: str
+) -> StoredSnapshot:
+    """Write the snapshot without some rows of keyed states into a folder that is new or empty, in one pass: rows that stay were
+    judged as they were read, and stay in their order, so that nothing is sorted, and little held in memory.
+
+    `filters`: (operator uid, state name) -> filter. Raises as `edit_snapshot`, and InvalidConfigError for a state that is not
+    keyed; the folder is then as it was."""
+    refuse_in_flight(source)
+    for uid, name in filters:
+        if not source.state(uid, name).is_keyed:
+            raise InvalidConfigError(f"operator {uid!r}: state {name!r} is not keyed", operator=uid, state=name)
+    with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
+        files = TableFiles(target, reader)
+        operators = []
+        for operator in source.metadata.operators:
+            names = {name: name for name in states_of(operator)}
+            own = {name: each for (uid, name), each in filters.items() if uid == operator.uid}
+            operators.append(OperatorRewriting(reader, target, files, operator, operator.uid, names, {}, {}, own).operator())
+            reader.forget()
+        edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(filters))
         return finish_edited(msgspec.structs.replace(source.metadata, operators=tuple(operators)), edited, target, storage, folder)
 
 
@@ -162,9 +189,10 @@ class OperatorRewriting:
         names: Mapping[str, str],
         changed: Mapping[str, KeyGroupSorter],
         lists: Mapping[str, Mapping[int, list[bytes]]],
+        filters: Mapping[str, Filter] | None = None,
     ) -> None:
         """`uid`: of the operator in the target. `names`: state name in the snapshot -> in the target; other states are dropped.
-        `changed`, `lists`: rows and entries of replaced states, by name in the snapshot."""
+        `changed`, `lists`: rows and entries of replaced states, by name in the snapshot; `filters`: of states that lose rows."""
         self._reader = reader
         self._target = target
         self._files = files
@@ -174,6 +202,7 @@ class OperatorRewriting:
         self._states = states_of(operator)
         self._changed = changed
         self._lists = lists
+        self._filters = filters or {}
 
     def operator(self) -> OperatorState:
         subtasks = tuple(
@@ -211,12 +240,15 @@ class OperatorRewriting:
         to, state, schema = self._names[name], self._states[name], self._schema(self._states[name])
         if name in self._changed:
             return self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
+        kept = self._filters.get(name)
         has_deltas = any(part.deltas for part in state.keyed if part.handle is handle)
-        if handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_deltas:
+        if kept is None and handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_deltas:
             return self._copied(subtask, handle.parts[index], f"{to}.parquet")
         stored = state_schema(self._reader, state)
-        rows = state_batches(self._reader, state, stored, handle.key_groups) if len(handle.key_groups) else ()
-        return self._files.write(self._uid, subtask, to, schema, rows)
+        rows: Iterable[pa.RecordBatch] = ()
+        if len(handle.key_groups):
+            rows = state_batches(self._reader, state, stored, handle.key_groups)
+        return self._files.write(self._uid, subtask, to, schema, rows if kept is None else map(kept, rows))
 
     def _list_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[OperatorListHandle]:
         written = set()

@@ -5,7 +5,7 @@ canonical one without deltas has no other rows than those that can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,13 +15,14 @@ from holdfast.statebackends.handles import OperatorState
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import key_columns
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
-from holdfast.statebackends.state_processor.edit import CANONICAL, Batches, Change, edit_snapshot
+from holdfast.statebackends.state_processor.edit import CANONICAL, filter_snapshot
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.storage.port import Storage
 
 EVERY_STATE = "*"
 """In place of a state's name: all keyed states and timers of its operator."""
+
 
 def chosen_states(snapshot: StoredSnapshot, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], StoredState]:
     """The keyed states that (uid, state) pairs name, EVERY_STATE included. Raises NotFoundError, InvalidConfigError."""
@@ -65,24 +66,28 @@ def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> tuple[int, i
 
 
 def erase_key(
-    source: StoredSnapshot, wanted: Iterable[tuple[str, str]], key_text: str, storage: Storage, folder: str, *, now_ms: int
-) -> StoredSnapshot:
+    source: StoredSnapshot, wanted: Iterable[tuple[str, str]], key_text: str, storage: Storage, folder: str
+) -> tuple[StoredSnapshot, dict[tuple[str, str], tuple[int, int]]]:
     """Write the snapshot without the rows of a key, into a folder that is new or empty; all other rows as they are.
 
-    Raises as `edit_snapshot` and `chosen_states`; InvalidConfigError if the key can't be one of a state's."""
+    Returns it, and of each state (rows of the key, all rows) as they were read from the source. Raises as `filter_snapshot` and
+    `chosen_states`; InvalidConfigError if the key can't be one of a state's."""
     states = chosen_states(source, wanted)
-    keys = {which: KeyOf.parse(key_text, state.key_type()) for which, state in states.items()}
-    changes: Mapping[tuple[str, str], Change] = {which: _without(key) for which, key in keys.items()}
-    return edit_snapshot(source, changes, storage, folder, now_ms=now_ms)
+    erasures = {which: _Erasure(KeyOf.parse(key_text, state.key_type())) for which, state in states.items()}
+    written = filter_snapshot(source, erasures, storage, folder)
+    return written, {which: (erasure.rows, erasure.total) for which, erasure in erasures.items()}
 
 
-def _without(key: KeyOf) -> Change:
-    def change(batches: Batches, schema: pa.Schema) -> Batches:
-        return _filtered(batches, key)
+class _Erasure:
+    """The rows of one state but those of one key, counted."""
 
-    return change
+    def __init__(self, key: KeyOf) -> None:
+        self._key = key
+        self.rows = self.total = 0
 
-
-def _filtered(batches: Batches, key: KeyOf) -> Iterator[pa.RecordBatch | pa.Table]:
-    for batch in batches:
-        yield batch.filter(pc.invert(key.mask(batch)))
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        mask = self._key.mask(batch)
+        found = pc.sum(mask).as_py() or 0
+        self.rows += found
+        self.total += batch.num_rows
+        return batch.filter(pc.invert(mask)) if found else batch

@@ -12,6 +12,7 @@ import shutil
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -360,3 +361,19 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "FAULT    certificate" in expired.stdout
     assert "fix: renew it" in expired.stdout
     assert run("--tls-cert", str(certificate)).exit_code == 2, "a certificate without its key"
+
+
+def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    directory = tmp_path / "state"
+
+    def asked(url: str | None, where: str | None) -> Iterator[Finding]:
+        yield from executors.judge([executors.probe(url, where)], url, where, now_s=time.time())
+
+    monkeypatch.setattr(executors, "ask_spark", asked)
+    found = json.loads(run("--state-dir", str(directory), "--spark", "--json").stdout)
+    shared = [(each["verdict"], each["text"]) for each in found if each["check"] == "shared directory"]
+    assert [verdict for verdict, _ in shared] == ["ok"]
+    assert shared[0][1].endswith(f"have {directory}")
+    assert "spark settings" not in {each["check"] for each in found}, "Spark says itself what it has read"

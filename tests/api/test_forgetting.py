@@ -43,6 +43,7 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
+from holdfast.statebackends.state_processor.erase import count_rows, erase_key
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import (
     DeleteFile,
@@ -432,3 +433,35 @@ def test_the_command_prints_the_certificate_and_its_exit_code_says_whether_it_is
     assert certificate["format"] == "holdfast-forget-certificate"
     assert certificate["result"] in done.output
     assert KEY not in done.output
+
+
+def test_the_result_is_read_once_and_before_anything_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_job(tmp_path)
+    read: list[tuple[str, bool]] = []
+
+    def counted(snapshot: StoredSnapshot, *arguments: Any) -> Any:
+        read.append((snapshot.location, (directory / JobPaths(JOB).checkpoint(7) / "_metadata").exists()))
+        return count_rows(snapshot, *arguments)
+
+    monkeypatch.setattr(forgetting, "count_rows", counted)
+    certificate = forgotten(tmp_path)
+    assert [was_before for location, was_before in read if location == certificate.result] == [True]
+    assert len({location for location, _ in read}) == len(read), "no snapshot is read twice"
+    assert certificate.verified[certificate.result] > 0
+
+
+@pytest.mark.parametrize("lost", [1, -1])
+def test_a_result_with_other_rows_than_it_must_have_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    make_job(tmp_path)
+    before = files_with(tmp_path, KEY)
+
+    def off_by_one(*arguments: Any) -> Any:
+        written, counts = erase_key(*arguments)
+        return written, {which: (rows, total + lost) for which, (rows, total) in counts.items()}
+
+    monkeypatch.setattr(forgetting, "erase_key", off_by_one)
+    with pytest.raises(hf.HoldfastError, match="has not the rows that it must have"):
+        forgotten(tmp_path)
+    assert files_with(tmp_path, KEY) == before
