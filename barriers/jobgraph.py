@@ -411,6 +411,10 @@ class JobConfig(msgspec.Struct, frozen=True):
     """How long one call of a master hook may take before its process is killed; 1 ms..10 min. A checkpoint whose hook gave no
     answer is aborted, which counts as no failure."""
 
+    standby_workers_per_host: int = 1
+    """Workers that stand by on each host, in Spark slots that are free when the job starts: they have imported and read the plan,
+    and one of them takes the place of a worker that died. At most as many as the job has slots. 0: none."""
+
     @property
     def is_incremental(self) -> bool:
         """Whether checkpoints build on earlier ones."""
@@ -443,6 +447,7 @@ class JobConfig(msgspec.Struct, frozen=True):
         at_least_zero: tuple[str, ...] = ("min_pause_ms", "tolerable_failed_checkpoints", "buffer_timeout_ms")
         at_least_zero += ("reconcile_timeout_ms", "aligned_checkpoint_timeout_ms", "auto_watermark_interval_ms")
         at_least_zero += ("latency_tracking_interval_ms",)
+        self._check_standbys()
         self._check_retention()
         for name in at_least_zero:
             if getattr(self, name) < 0:
@@ -506,6 +511,12 @@ class JobConfig(msgspec.Struct, frozen=True):
             message = f"channel_credit_bytes_start must be at most channel_credit_bytes, which is {self.channel_credit_bytes}, "
             message += f"got {self.channel_credit_bytes_start}"
             raise InvalidConfigError(message, setting="channel_credit_bytes_start")
+
+    def _check_standbys(self) -> None:
+        found: object = self.standby_workers_per_host
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            message = f"standby_workers_per_host must be a whole number, at least 0, got {found!r}"
+            raise InvalidConfigError(message, setting="standby_workers_per_host")
 
     def _check_integers(self) -> None:
         """What no message of ours can carry would fail each attempt, or each checkpoint."""
@@ -575,6 +586,13 @@ class JobGraph(msgspec.Struct, frozen=True):
     def slots_required(self) -> int:
         """Subtask i of every vertex runs in slot i."""
         return max(vertex.parallelism for vertex in self.vertices)
+
+    def check_standbys(self) -> None:
+        """Raise InvalidConfigError where more workers are to stand by on a host than the job has slots."""
+        wanted, slots = self.config.standby_workers_per_host, self.slots_required
+        if wanted > slots:
+            message = f"standby_workers_per_host must be at most the slots of the job, which has {slots}, got {wanted}"
+            raise InvalidConfigError(message, setting="standby_workers_per_host")
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.vertex_id == vertex_id)

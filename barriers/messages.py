@@ -432,6 +432,45 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     """Path of a unix socket for peers of the same host; empty: there is none."""
     questions: QuestionKinds = ()
     """Kinds of questions that the process answers; workers of older versions know none."""
+    seat: _Int = -1
+    """Where its launcher started it, of one that stood by and was given another's slot; -1: in its own slot. `slot`, `spawn`,
+    `task_attempt` and `launch_token` are then those of its StandbyOrder."""
+    seat_spawn: _Int = 0
+    """Number of the worker among those that were started there."""
+
+
+class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
+    """A worker without a slot waits for one. It has imported, and read its plan; nobody counts on it.
+
+    Seats are where the launcher starts workers: 0 .. slots-1 for the slots of the job, and more for those that stand by from the
+    beginning. A worker that was started anew in a seat asks first, since another may hold its slot by now."""
+
+    job_id: str
+    seat: _Int
+    submission: _Int
+    task_attempt: _Int
+    nonce: str
+    pid: _Int
+    host: str
+    spawn: _Int
+    launch_token: str = ""
+    """Proof that it is worker `spawn` of the seat."""
+    fingerprint: str = ""
+    """As in RegisterWorker."""
+
+
+class StandbyOrder(msgspec.Struct, frozen=True, tag="standby_order"):
+    """Answer to StandBy, as soon as there is a slot for the worker; and without one, after a while: it asks again."""
+
+    epoch: _Int
+    slot: _Int = -1
+    """The slot that it is to register for; -1: none yet."""
+    spawn: _Int = 0
+    task_attempt: _Int = 0
+    """Numbers to register with: above those of the process that held the slot, below those of any that is started there later."""
+    launch_token: str = ""
+    shutdown: ShutdownWorker | None = None
+    """The job is over, or another submission's: it leaves."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

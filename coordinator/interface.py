@@ -21,6 +21,8 @@ from holdfast.barriers.messages import (
     NumberedCommand,
     Registered,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     WorkerAnswer,
 )
@@ -132,6 +134,10 @@ class Coordinator(Protocol):
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
         """Raises NotFoundError (job, slot), FencedError (older process or submission, terminal job),
         StateDirectoryNotSharedError."""
+
+    def stand_by_async(self, message: StandBy) -> Future[StandbyOrder]:
+        """Answered as soon as there is a slot for the worker, and within a few seconds. Raises NotFoundError (job, seat),
+        FencedError (older worker or submission, terminal job), AuthenticationError."""
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> CommandSubscription:
         """Open the command stream of a session, resuming after command number `after`; it replaces an older stream.

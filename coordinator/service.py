@@ -25,6 +25,8 @@ from holdfast.barriers.messages import (
     Heartbeat,
     Registered,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     WorkerAnswer,
     clip,
@@ -44,7 +46,7 @@ from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQu
 from holdfast.coordinator.dispatcher.reading.recollection import Recollection
 from holdfast.coordinator.dispatcher.reading.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.submit import identify_job
-from holdfast.coordinator.dispatcher.threads import PoolRunner, SystemClock, SystemJobThread
+from holdfast.coordinator.dispatcher.threads import PoolRunner, SharedThreads, SystemClock
 from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.ha.records import is_job_id
@@ -113,13 +115,14 @@ class CoordinatorService:
             record_threads=config.history_threads,
         )
         self._clock = clock = SystemClock()
+        self._job_threads = SharedThreads(clock)
         self._host = Dispatcher(
             config,
             self._storage.root,
             rng=self._rng,
             clock=clock,
             runner=self._runner,
-            make_job_thread=lambda: SystemJobThread(clock),
+            make_job_thread=self._job_threads.new_thread,
             hooks=hooks if hooks is not None else HookRegistry(discover=True),
         )
         self._closing = threading.Lock()
@@ -256,6 +259,9 @@ class CoordinatorService:
 
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
         return self._calls.register(message)
+
+    def stand_by_async(self, message: StandBy) -> Future[StandbyOrder]:
+        return self._calls.stand_by(message)
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> Subscription:
         subscription, opened = self._calls.led_in_session(job_id).subscribe(slot, session, after)
@@ -483,6 +489,7 @@ class CoordinatorService:
         self._recovery.close()
         for service in self._registry.services():
             service.close("the coordinator stops")
+        self._job_threads.close()
         self._runner.close()
 
 

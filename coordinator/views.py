@@ -96,6 +96,20 @@ class WorkerView(msgspec.Struct, frozen=True):
     """Identifies the process of `pid` to a launcher on the same host."""
     frames_refused: int = 0
     """Frames that the slot's data ports dropped, since no sender of the job had a reason to send them."""
+    seat: int = -1
+    """Where its launcher started it, of one that stood by before it got the slot; -1: in the slot."""
+    seat_spawn: int = 0
+    """As `spawn`, of the seat."""
+
+
+class StandbyView(msgspec.Struct, frozen=True):
+    """A worker that stands by: it has no slot."""
+
+    seat: int
+    spawn: int
+    pid: int
+    host: str
+    fingerprint: str
 
 
 class ExceptionView(msgspec.Struct, frozen=True):
@@ -143,6 +157,7 @@ class JobView(msgspec.Struct, frozen=True):
     """Counts of the submission's operators; records that are read again after a restart count once."""
     restarts_at_ms: int = -1
     """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
+    standbys: tuple[StandbyView, ...] = ()
 
 
 class WholeJobView(msgspec.Struct, frozen=True):

@@ -123,6 +123,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "heartbeat_interval_ms",
         "heartbeat_timeout_ms",
         "reconcile_timeout_ms",
+        "standby_workers_per_host",
         "cancellation_timeout_ms",
     ),
     "Flow of records": (

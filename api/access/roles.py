@@ -162,6 +162,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("POST", "/snapshots/verify", Access.VIEW),
     ("GET", "/jobs/{jobid}/workers", Access.VIEW),
     ("POST", "/jobs/{jobid}/workers/register", Access.WORK),
+    ("POST", "/jobs/{jobid}/workers/standby", Access.WORK),
     ("GET", "/jobs/{jobid}/workers/{}/commands", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/acks", Access.WORK),
     ("POST", "/jobs/{jobid}/workers/{}/states", Access.WORK),

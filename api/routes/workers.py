@@ -43,6 +43,8 @@ from holdfast.barriers.messages import (
     NumberedCommand,
     Registered,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     WorkerAnswer,
 )
@@ -75,6 +77,20 @@ class Worker(schemas.Record):
     """Identity of process `pid` for a launcher on the same host; empty: unknown."""
     frames_refused: int
     """Frames that the slot's data port dropped: from strangers, unreadable, or for channels that are not their sender's."""
+    seat: int
+    """Where its launcher started it, of a worker that stood by before it got the slot; -1: in the slot."""
+    seat_spawn: int
+    """As `spawn`, of the seat."""
+
+
+class StandbyWorker(schemas.Record):
+    """A worker that stands by: it has no slot."""
+
+    seat: int
+    spawn: int
+    pid: int
+    host: str
+    fingerprint: str
 
 
 class OperatorNumbers(schemas.Record):
@@ -121,6 +137,7 @@ class Workers(schemas.Record):
     restored_remote_bytes: int
     operators: list[OperatorNumbers]
     workers: list[Worker]
+    standbys: list[StandbyWorker]
     as_of_ms: int
     """Until when this is known to have been so, ms since the epoch."""
 
@@ -148,6 +165,8 @@ def _worker(view: WorkerView) -> Worker:
         timed_out=view.timed_out,
         fingerprint=view.fingerprint,
         frames_refused=view.frames_refused,
+        seat=view.seat,
+        seat_spawn=view.seat_spawn,
     )
 
 
@@ -172,6 +191,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         restored_remote_bytes=sum(each.restored_remote_bytes for each in metrics),
         operators=_operators(view),
         workers=[_worker(each) for each in view.workers],
+        standbys=[StandbyWorker(**msgspec.structs.asdict(each)) for each in view.standbys],
         as_of_ms=view.now_ms,
     )
 
@@ -209,6 +229,22 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
     prove(request.scope, CallerKind.WORKER)
     members = _members(request)
     return answer(msgspec.structs.replace(registered, members=members) if members else registered)
+
+
+@router.post(
+    "/standby",
+    response_class=Response,
+    responses={200: describe_answer(StandbyOrder)},
+    openapi_extra=describe_record(StandBy),
+)
+async def standby(request: Request, service: Service, job_id: JobId) -> Response:
+    """A worker without a slot waits for one: answered as soon as there is one, and within a few seconds at all events."""
+    message = await read_record(request, StandBy, REPORT)
+    _match("job_id", message.job_id, job_id)
+    _check_submission(request, message.submission)
+    order = await asyncio.wrap_future(service.stand_by_async(message))
+    prove(request.scope, CallerKind.WORKER)
+    return answer(order)
 
 
 def _members(request: Request) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ from holdfast.barriers.messages import (
     NumberedCommand,
     Registered,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     WorkerAnswer,
 )
@@ -91,6 +93,8 @@ _RECORDS = (
     SubmissionAccepted,
     DriverDeparture,
     RegisterWorker,
+    StandBy,
+    StandbyOrder,
     Registered,
     NumberedCommand,
     AckBatch,

@@ -18,6 +18,7 @@ from holdfast.barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    RegisterWorker,
     SubtaskDeployment,
     SubtaskStatus,
     TaskState,
@@ -75,6 +76,8 @@ SOMETIMES: dict[str, str] = {
     "hung_worker_wakes": "a hung worker wakes after its cancellation",
     "zombie_refused": "a process that was replaced comes back and is refused",
     "impostor_refused": "a process that no launcher started registers for a worker's slot, and is refused",
+    "standby_took_slot": "a worker that stood by takes the slot of one that is gone",
+    "standby_refused": "a worker that stood by comes too late for a slot, and is refused",
     "worker_reconnects": "a worker registers again without having died",
     "frame_refused": "a data port drops frames that no peer has a reason to send",
     "stale_command": "a command of an attempt that is over reaches a worker",
@@ -305,6 +308,8 @@ class Sometimes:
         if fact.receiver in self._strangers:
             if isinstance(fact.answer, AuthenticationError):
                 self._visit("impostor_refused")
+        elif isinstance(fact.body, RegisterWorker) and fact.body.seat >= 0:
+            self._visit("standby_took_slot" if isinstance(fact.answer, Registered) else "standby_refused")
         elif isinstance(fact.answer, AckAnswers):
             for answer in fact.answer.answers:
                 if answer in (AckStatus.DISCARDED, AckStatus.UNKNOWN):

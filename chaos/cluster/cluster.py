@@ -18,7 +18,7 @@ import msgspec
 from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, JobGraph
 from holdfast.barriers.launches import launch_token
-from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker
+from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker, StandbyOrder
 from holdfast.barriers.wiring import name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
@@ -26,6 +26,7 @@ from holdfast.chaos.cluster.driver import DriverHost, Order
 from holdfast.chaos.cluster.emitted import EmittedRows
 from holdfast.chaos.cluster.forgetter import Forgetter
 from holdfast.chaos.cluster.member_host import MemberHost, SimHost
+from holdfast.chaos.cluster.standby_host import StandbyHost
 from holdfast.chaos.cluster.users import Users
 from holdfast.chaos.cluster.worker_host import SimPorts, WorkerHost, repeatable
 from holdfast.chaos.faults.faults import Fault
@@ -43,7 +44,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.spark.handle import TERMINAL_STATES
 from holdfast.operators.worker.leader_retrieval import Target
-from holdfast.operators.worker.main import WorkerSpec
+from holdfast.operators.worker.main import WorkerSpec, ordered
 from holdfast.statebackends.snapshot.in_flight import EdgeName
 
 STATE_ROOT = "/state"
@@ -76,6 +77,13 @@ COPIES_SHARE = 0.5
 SHARED_HOST_SHARE = 0.5
 """Of the runs with members, those with all on one host."""
 
+ONE_HOST_SHARE = 0.5
+"""Share of the runs in which coordinators see the workers' processes."""
+
+STANDBY_DIES_SHARE = 0.25
+"""Share of the deaths of workers in which one that stands by dies, too: before it takes the slot, or while it does."""
+STANDBY_DIES_US = (1, 100_000)
+
 SHARED_BYTES_MIN = 512
 """Inline threshold of jobs that write increments: tables of a simulated job are small, and only files can be shared."""
 
@@ -91,6 +99,18 @@ class RunningWorker:
 
     host: WorkerHost
     driver: DriverHost
+    seat: int
+    """Where the driver started it."""
+    spawn: int
+
+
+@dataclass(slots=True)
+class StandingWorker:
+    """A process that stands by, and its driver."""
+
+    host: StandbyHost
+    driver: DriverHost
+    seat: int
     spawn: int
 
 
@@ -125,11 +145,15 @@ class Cluster:
         )
         control = ControlNetwork(kernel, self.injector, observe)
         network, costs = DataNetwork(kernel, self.injector), scenario.row_costs
-        self.ports = SimPorts(kernel, self.injector, control, network, observe, emitted, costs, holds_sources)
+        sees_processes = streams.of("one host").random() < ONE_HOST_SHARE
+        self.ports = SimPorts(
+            kernel, self.injector, control, network, observe, emitted, costs, holds_sources, sees_processes=sees_processes
+        )
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
         self.running_workers: dict[str, RunningWorker] = {}
+        self.standing_workers: dict[str, StandingWorker] = {}
         self._coordinators: dict[str, CoordinatorHost] = {}
         shares = scenario.members > 0 and streams.of("members").random() < SHARED_HOST_SHARE
         self._member_host = SimHost() if shares else None
@@ -206,7 +230,7 @@ class Cluster:
     @property
     def is_quiet(self) -> bool:
         """No worker lives, no coordinator has a flow under way or a retry due."""
-        return not self.running_workers and all(host.is_at_rest for host in self._coordinators.values())
+        return not (self.running_workers or self.standing_workers) and all(host.is_at_rest for host in self._coordinators.values())
 
     def progress(self) -> str:
         """Live processes and their state, for the report of a run that does not end."""
@@ -434,7 +458,7 @@ class Cluster:
         """As driver.Slots."""
         for worker in list(self.running_workers.values()):
             process = worker.host.process
-            if worker.driver is not driver or (worker.host.slot, worker.spawn) != (slot, spawn):
+            if worker.driver is not driver or (worker.seat, worker.spawn) != (slot, spawn):
                 continue
             if process.paused:
                 self.tell(process, "cancelled")
@@ -443,14 +467,14 @@ class Cluster:
                 self.kernel.after(self.random.randrange(*WAKE_US), lambda process=process: self.wake(process))  # type: ignore[misc]
             else:
                 self.kill(process)
+        for standing in list(self.standing_workers.values()):
+            if standing.driver is driver and (standing.seat, standing.spawn) == (slot, spawn):
+                self.kill(standing.host.process)
 
     def _start_worker(self, driver: DriverHost, slot: int, spawn: int) -> None:
         accepted = driver.accepted
         if accepted is None or driver.outcome:
             return
-        process = self._process("worker", f"worker-{slot}")
-        if self.scenario.user_modules:
-            process.modules = UserModules(self.scenario.user_modules)
         self._counts["tasks"] = self._counts.get("tasks", 0) + 1
         spec = WorkerSpec(
             job_id=accepted.job_id,
@@ -465,15 +489,45 @@ class Cluster:
             cancellation_timeout_ms=driver.order.plan.graph.config.cancellation_timeout_ms,
             watch_parent=False,
             spawn=spawn,
+            has_slot=slot < accepted.slots,
             launch_token=launch_token(
                 driver.launch_key, job_id=accepted.job_id, submission=accepted.submission, slot=slot, spawn=spawn
             ),
         )
         nonce = f"n{self._counts['tasks']:x}"
+        if not driver.standbys or (slot < accepted.slots and spawn == 1):
+            self._run_worker(driver, spec, nonce, slot, spawn)
+            return
+        process = self._process("standby", f"standby-{slot}")
+        standing = StandbyHost(self.kernel, self.control, process, spec, nonce, self._was_ordered)
+        self.standing_workers[process.name] = StandingWorker(standing, driver, slot, spawn)
+        standing.start()
+
+    def _run_worker(self, driver: DriverHost, spec: WorkerSpec, nonce: str, seat: int, spawn: int) -> None:
+        """A process with a slot."""
+        process = self._process("worker", f"worker-{spec.slot}")
+        if self.scenario.user_modules:
+            process.modules = UserModules(self.scenario.user_modules)
         storage = self.stores.client(process)
         host = WorkerHost(self.ports, process, spec, storage, nonce, self._worker_left, keeps_copies=self.keeps_copies)
-        self.running_workers[process.name] = RunningWorker(host, driver, spawn)
+        self.running_workers[process.name] = RunningWorker(host, driver, seat, spawn)
+        self.ports.living.add(process.name)
         host.start()
+
+    def _was_ordered(self, host: StandbyHost, order: StandbyOrder | ShutdownWorker | None) -> None:
+        """A process that stood by takes a slot, or leaves."""
+        standing = self.standing_workers.get(host.process.name)
+        if standing is None:
+            return
+        self._remove(host.process)
+        self.tell(host.process, "left")
+        if isinstance(order, StandbyOrder):
+            self._counts["ordered"] = self._counts.get("ordered", 0) + 1
+            self._run_worker(
+                standing.driver, ordered(host.spec, order), f"o{self._counts['ordered']:x}", standing.seat, standing.spawn
+            )
+        else:
+            self.tell_driver(standing, order)
 
     def _worker_left(self, host: WorkerHost, why: ShutdownWorker | None) -> None:
         """A worker ended by itself."""
@@ -484,8 +538,8 @@ class Cluster:
         self.tell(host.process, "left")
         self.tell_driver(worker, why)
 
-    def tell_driver(self, worker: RunningWorker, why: ShutdownWorker | None) -> None:
-        slot, driver = worker.host.slot, worker.driver
+    def tell_driver(self, worker: RunningWorker | StandingWorker, why: ShutdownWorker | None) -> None:
+        slot, driver = worker.seat, worker.driver
         delay_us = self.random.randrange(*DEATH_US)
         self.kernel.after(delay_us, lambda: driver.worker_ended(slot, worker.spawn, why, "lost"), driver.process)
 
@@ -533,7 +587,7 @@ class Cluster:
             return
         self.crashes.append(process.last_point)
         self.tell(process, "killed")
-        worker = self.running_workers.get(process.name)
+        worker = self.running_workers.get(process.name) or self.standing_workers.get(process.name)
         self._remove(process)
         if worker is not None:
             self.tell_driver(worker, None)
@@ -543,6 +597,8 @@ class Cluster:
         self.control.process_gone(process)
         self._coordinators.pop(process.name, None)
         self.drivers.pop(process.name, None)
+        self.standing_workers.pop(process.name, None)
+        self.ports.living.discard(process.name)
         worker = self.running_workers.pop(process.name, None)
         if worker is not None:
             worker.host.transport.close()
@@ -553,6 +609,9 @@ class Cluster:
         for worker in list(self.running_workers.values()):
             if worker.driver is driver and (not orphans or worker.host.process.name in self.hung):
                 self.kill(worker.host.process)
+        for standing in list(self.standing_workers.values()):
+            if standing.driver is driver:
+                self.kill(standing.host.process)
 
     def kill_everything(self) -> None:
         for host in list(self._coordinators.values()):
@@ -561,6 +620,8 @@ class Cluster:
             self.kill(driver.process)
         for worker in list(self.running_workers.values()):
             self.kill(worker.host.process)
+        for standing in list(self.standing_workers.values()):
+            self.kill(standing.host.process)
 
 
 class FaultActions:
@@ -584,7 +645,15 @@ class FaultActions:
         if victim is None:
             return False
         self._cluster.kill(victim)
+        self._kill_standby(fault)
         return True
+
+    def _kill_standby(self, fault: Fault) -> None:
+        """One that stands by may die with the worker that it would replace."""
+        rng, standing = self._cluster.streams.of(f"standby/{fault.label}"), self._cluster.standing_workers
+        if standing and rng.random() < STANDBY_DIES_SHARE:
+            victim = standing[rng.choice(sorted(standing))].host.process
+            self._cluster.kernel.after(rng.randrange(*STANDBY_DIES_US), lambda: self._cluster.kill(victim))
 
     def _strike_damage_copies(self, fault: Fault, process: Process | None) -> bool:
         """The next attempt restores its state, and looks for it on this host first."""

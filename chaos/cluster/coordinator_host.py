@@ -36,8 +36,8 @@ from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.plan import derive_triggers
 from holdfast.coordinator.service import LEADERSHIP_ROUNDS, RECOVERY_RETRY_S
-from holdfast.coordinator.views import TriggerView
-from holdfast.operators.spark.supervisor import SeenWorker
+from holdfast.coordinator.views import TriggerView, WorkerView
+from holdfast.operators.spark.supervisor import SeenWorker, in_seats
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage.port import Flow, Storage
 
@@ -126,9 +126,14 @@ class CoordinatorHost:
             runner=self,
             make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
+            is_running=self._is_running,
             hooks=SimHooks(self.ports.kernel, self.process, self.ports.observe),
         )
-        return host, JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for)
+        return host, JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for, is_running=self._is_running)
+
+    def _is_running(self, pid: int, fingerprint: str) -> bool:
+        """As barriers.processes, of workers whose fingerprint is their name."""
+        return self.ports.sees_processes and fingerprint in self.ports.living
 
     @property
     def services(self) -> list[JobMasterRunner]:
@@ -239,6 +244,8 @@ class CoordinatorHost:
         match request:
             case "register":
                 return self._calls.register(body)
+            case "standby":
+                return self._calls.stand_by(body)
             case "acks":
                 return call(job_id, lambda ticket: job_events.AckBatchReceived(ticket, body))
             case "states":
@@ -321,13 +328,20 @@ def _nothing(result: Any, error: BaseException | None) -> None:
 
 
 def _status_of(master: JobMaster) -> JobStatus:
-    workers = tuple(SeenWorker(each.slot, each.spawn, each.registered, each.timed_out) for each in master.slot_pool.views())
+    holders = tuple(_seen(each) for each in master.slot_pool.views())
+    standbys = tuple(SeenWorker(each.seat, each.spawn, True) for each in master.standbys.views())
+    workers = in_seats(holders, standbys)
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0
     return JobStatus(
         master.state.value, setup.submission, master.lifecycle.attempt, workers, master.lifecycle.failure or "", completed
     )
+
+
+def _seen(view: WorkerView) -> SeenWorker:
+    seat, spawn = (view.slot, view.spawn) if view.seat < 0 else (view.seat, view.seat_spawn)
+    return SeenWorker(seat, spawn, view.registered, view.timed_out)
 
 
 def _result_of(view: TriggerView | None, trigger_id: str) -> RequestResult:

@@ -38,6 +38,8 @@ from holdfast.operators.worker.main import pickle_plan
 from holdfast.statebackends.errors import HoldfastError, JobExistsError, StorageUnavailableError
 
 POLL_US = 250_000
+STANDBYS = (0, 1, 1, 2)
+"""Of which a driver draws the number of workers that stand by."""
 RETRY_US = (50_000, 300_000)
 
 
@@ -87,6 +89,9 @@ class DriverHost:
         self._question = Question()
         self.outcome = ""
         self._superseded = False
+        self._drawn_standbys = ports.kernel.streams.of(f"standbys/{process.name}").choice(STANDBYS)
+        self.standbys = 0
+        """Workers that it has stand by."""
 
     @property
     def unanswered_restore(self) -> str | None:
@@ -118,7 +123,8 @@ class DriverHost:
         if isinstance(answer, SubmissionAccepted):
             self._ports.kernel.trace.add(self.process.name, "submitted", f"submission {answer.submission}")
             self.accepted, self.job_id = answer, answer.job_id
-            self._supervisor = SlotSupervisor.of(answer.slots, self.order.plan.graph.config)
+            self.standbys = min(self._drawn_standbys, answer.slots)
+            self._supervisor = SlotSupervisor.of(answer.slots, self.order.plan.graph.config, self.standbys)
             self._handle(Launch())
             self._ports.kernel.after(POLL_US, self._poll, self.process)
         elif isinstance(answer, JobExistsError):

@@ -107,6 +107,10 @@ class SimPorts:
     """As of the scenario."""
     holds_sources: bool = False
     """No source gives a record, nor ends by itself."""
+    living: set[str] = field(default_factory=set)
+    """Names of the worker processes that run."""
+    sees_processes: bool = False
+    """Workers are on the coordinators' host."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -202,7 +206,20 @@ class WorkerHost:
         address = self.transport.address
         numbers = (spec.job_id, spec.slot, spec.submission, spec.task_attempt)
         key, token = self.transport.key, spec.launch_token
-        return WorkerIdentity(*numbers, nonce, 1, "sim", address, seen, key, spawn=spec.spawn, launch_token=token)
+        return WorkerIdentity(
+            *numbers,
+            nonce,
+            1,
+            "sim",
+            address,
+            seen,
+            key,
+            spawn=spec.spawn,
+            launch_token=token,
+            fingerprint=self.process.name,
+            seat=spec.seat,
+            seat_spawn=spec.seat_spawn,
+        )
 
     def _nonce(self, prefix: str) -> str:
         self._nonces += 1

@@ -12,13 +12,15 @@ import holdfast.coordinator.ha.recovery as recovery_module
 import holdfast.coordinator.ha.store as store_module
 import holdfast.coordinator.jobmaster.slots as slots_module
 import holdfast.coordinator.restore.resolve as resolve_module
-from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason
+from holdfast.barriers.messages import AckStatus, DeclineCheckpoint, FailureReason, RegisterWorker
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from holdfast.coordinator.checkpoints.pending import PendingStatus
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob, derive_latest
 from holdfast.coordinator.ha.records import AbortRecord, RestorePoint
+from holdfast.coordinator.jobmaster.slots import SlotPool, Verdict
+from holdfast.coordinator.jobmaster.standbys import Standbys
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import Flow, PutIfAbsent
@@ -104,6 +106,23 @@ def _forgets_who_was_started(original: Any) -> Any:
     return is_launched
 
 
+def _gives_away_what_is_held(original: Any) -> Any:
+    def settle(self: Standbys, *, replaces: bool, reconciles: bool) -> None:
+        original(self, replaces=replaces, reconciles=reconciles)
+        for slot in self._slots.slots:
+            if slot.holder is not None and slot.holder.seat < 0 and slot.index not in self._promises:
+                self._give(slot, slot.holder)
+
+    return settle
+
+
+def _lets_in_what_stood_by(original: Any) -> Any:
+    def check_registration(self: SlotPool, message: RegisterWorker) -> Verdict:
+        return Verdict.RECONNECT if message.seat >= 0 else original(self, message)
+
+    return check_registration
+
+
 SLOTS_TRIED = 8
 """More slots than a simulated job has."""
 
@@ -124,6 +143,15 @@ SABOTAGES = (
         ("I15",),
         (Mutant(slots_module, "is_launched", _forgets_who_was_started),),
         plan=(Fault("forged_registration", "workers", at_ms=400),),
+    ),
+    Sabotage(
+        "standby_in_a_living_slot",
+        "a worker that stood by takes the slot of one that lives, and gets its tasks",
+        ("I15",),
+        (
+            Mutant(Standbys, "settle", _gives_away_what_is_held),
+            Mutant(SlotPool, "check_registration", _lets_in_what_stood_by),
+        ),
     ),
     Sabotage(
         "reused_id",

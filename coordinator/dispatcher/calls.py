@@ -10,13 +10,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from holdfast.barriers.messages import RegisterWorker
+from holdfast.barriers.messages import RegisterWorker, StandBy
+from holdfast.barriers.processes import IsRunning, is_running
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, wait_for_look
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.ha.recorded_job import RecordedJob
-from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived
+from holdfast.coordinator.jobmaster.events import Event, RegistrationReceived, StandbyReceived
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.statebackends.errors import (
     FencedError,
@@ -47,8 +48,11 @@ class JobCalls:
         call_timeout_ms: int,
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
+        is_running: IsRunning = is_running,
     ) -> None:
-        """`look_for`: called with each requested job that this process does not lead; it must not block."""
+        """`look_for`: called with each requested job that this process does not lead; it must not block. `is_running`: of a process
+        on this host."""
+        self._is_running = is_running
         self._registry = registry
         self._recovery = recovery
         self._look_for = look_for
@@ -94,7 +98,12 @@ class JobCalls:
                 self._registry.led(message.job_id)  # raises, and names the leader
             text = f"submission {message.submission} of job {message.job_id} is newer than {known}: another coordinator leads it"
             raise NotLeaderError(text, job=message.job_id)
-        return self.call(message.job_id, lambda ticket: RegistrationReceived(ticket, message))
+        is_near = bool(message.fingerprint) and self._is_running(message.pid, message.fingerprint)
+        return self.call(message.job_id, lambda ticket: RegistrationReceived(ticket, message, is_near))
+
+    def stand_by(self, message: StandBy) -> Future[Any]:
+        """A worker waits for a slot: answered with a StandbyOrder, within a few seconds."""
+        return self.call(message.job_id, lambda ticket: StandbyReceived(ticket, message))
 
     def call(self, job_id: str, make: Callable[[int], Event]) -> Future[Any]:
         return self.led(job_id).call(make)

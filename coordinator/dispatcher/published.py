@@ -181,6 +181,7 @@ def capture(master: JobMaster, changes: int, wall_ms: int, *, monotonic_ms: int)
         failure=lifecycle.failure,
         totals=totals,
         restarts_at_ms=lifecycle.restarts_at_ms,
+        standbys=master.standbys.views(),
     )
     return PublishedJob(
         epoch=setup.epoch,

@@ -80,6 +80,15 @@ class CloseStream(msgspec.Struct, frozen=True):
     session: str
 
 
+class LookForProcess(msgspec.Struct, frozen=True):
+    """Look whether the process of a session still runs on this host; outcome ProcessEnded, or none."""
+
+    slot: int
+    session: str
+    pid: int
+    fingerprint: str
+
+
 class Answer(msgspec.Struct, frozen=True):
     ticket: int
     value: Any
@@ -111,6 +120,7 @@ Action: TypeAlias = (
     | Release
     | Deliver
     | CloseStream
+    | LookForProcess
     | Answer
     | Refuse
     | JobEnded

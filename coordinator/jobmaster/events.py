@@ -18,6 +18,7 @@ from holdfast.barriers.messages import (
     InFlightRestore,
     QuestionKind,
     RegisterWorker,
+    StandBy,
     StatusBatch,
     SubtaskKey,
     WorkerAnswer,
@@ -39,6 +40,22 @@ class JobStarted(msgspec.Struct, frozen=True):
 class RegistrationReceived(msgspec.Struct, frozen=True):
     ticket: int
     message: RegisterWorker
+    is_near: bool = False
+    """The coordinator sees the process: it runs on the same host, in the same namespace."""
+
+
+class StandbyReceived(msgspec.Struct, frozen=True):
+    """A worker waits for a slot; answered with a StandbyOrder, which may take a while."""
+
+    ticket: int
+    message: StandBy
+
+
+class ProcessEnded(msgspec.Struct, frozen=True):
+    """Outcome of LookForProcess: the process of the session was seen from here, and is there no more."""
+
+    slot: int
+    session: str
 
 
 class AckBatchReceived(msgspec.Struct, frozen=True):
@@ -261,6 +278,8 @@ Event: TypeAlias = (
     | events.HookAnswered
     | events.HookFailed
     | RegistrationReceived
+    | StandbyReceived
+    | ProcessEnded
     | AckBatchReceived
     | StatesReceived
     | HeartbeatReceived

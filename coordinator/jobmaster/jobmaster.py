@@ -23,6 +23,7 @@ from holdfast.barriers.messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     Registered,
+    ShutdownWorker,
     SubtaskMetrics,
     SubtaskStatus,
     TriggerCheckpoint,
@@ -46,6 +47,7 @@ from holdfast.coordinator.jobmaster.releases import Releases
 from holdfast.coordinator.jobmaster.running_settings import RunningSettings
 from holdfast.coordinator.jobmaster.series import SubtaskSeries
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool, Verdict
+from holdfast.coordinator.jobmaster.standbys import Standbys
 from holdfast.coordinator.jobmaster.stopping import StopIntent, StopRetries
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups
 from holdfast.coordinator.notes import DrillEnded, LabelChanged, Note, RequestEnded
@@ -139,6 +141,7 @@ class JobMaster:
         )
         self.settings = RunningSettings(setup.graph.config, setup.config_in_force, setup.last_config)
         self.slot_pool = SlotPool(setup, rng, self._turn)
+        self.standbys = Standbys(setup, self.slot_pool, self._turn)
         self.lifecycle = Lifecycle(setup, self.coordinator, self.slot_pool, self._turn, draw_secret, rng)
         self.triggers = TriggerRegister(setup.triggers)
         self.stops = StopRetries()
@@ -168,7 +171,7 @@ class JobMaster:
         times = [self.coordinator.next_deadline_ms(), self.lifecycle.next_deadline_ms(), self.releases.next_deadline_ms()]
         if not self.state.is_terminal:
             times += (self.slot_pool.next_deadline_ms(), self.stops.next_deadline_ms(), self.watermarks.next_deadline_ms())
-            times += (self.settings.next_deadline_ms(), self.questions.next_deadline_ms())
+            times += (self.settings.next_deadline_ms(), self.questions.next_deadline_ms(), self.standbys.next_deadline_ms())
         self._deadline = (min([time for time in times if time is not None], default=None),)
         return self._deadline[0]
 
@@ -188,6 +191,7 @@ class JobMaster:
         self._align_watermarks()
         self._release()
         self._settle_questions()
+        self._settle_standbys()
         return out
 
     def _settle_questions(self) -> None:
@@ -199,6 +203,29 @@ class JobMaster:
             self.questions.settle(self.lifecycle.attempt, FencedError(f"the job is {self.state.value}", job=self.setup.job_id))
         else:
             self.questions.settle(self.lifecycle.attempt, None)
+
+    def _settle_standbys(self) -> None:
+        """Give slots to workers that stand by, or let them leave."""
+        if self.lifecycle.is_superseded:
+            self.standbys.end(ShutdownWorker(self.lifecycle.failure or "", superseded=True))
+        elif self.state is JobState.SUSPENDED:
+            message = f"this coordinator leads job {self.setup.job_id} no more: {self.lifecycle.failure}"
+            self.standbys.refuse(NotLeaderError(message, job=self.setup.job_id))
+        elif self.state.is_terminal:
+            self.standbys.end(ShutdownWorker(f"the job is {self.state.value}", job_over=True))
+        else:
+            self.standbys.settle(replaces=self.lifecycle.takes_standbys, reconciles=self.state is JobState.RECONCILING)
+
+    def _stand_by(self, event: job_events.StandbyReceived) -> object:
+        if self.state.is_terminal:
+            raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
+        self.standbys.wait(event.ticket, event.message)
+        return LATER
+
+    def _process_ended(self, event: job_events.ProcessEnded) -> None:
+        slot = self.slot_pool.process_ended(event.slot, event.session)
+        if slot is not None:
+            self.lifecycle.lose(slot, f"WorkerLost: the process of the worker in slot {slot.index} has ended")
 
     def _align_watermarks(self) -> None:
         """Tell sources how far they may go."""
@@ -225,6 +252,10 @@ class JobMaster:
                 self._call(event.ticket, lambda: self._acks(event))
             case job_events.RegistrationReceived():
                 self._call(event.ticket, lambda: self._register(event))
+            case job_events.StandbyReceived():
+                self._call(event.ticket, lambda: self._stand_by(event))
+            case job_events.ProcessEnded():
+                self._process_ended(event)
             case job_events.StatesReceived():
                 self._call(event.ticket, lambda: self._states(event))
             case job_events.HeartbeatReceived():
@@ -526,7 +557,7 @@ class JobMaster:
         slot = self.slot_pool.slots[message.slot]
         if verdict is Verdict.SUCCESSOR:
             self.lifecycle.lose(slot, f"WorkerSuperseded: a new process holds slot {slot.index}")
-        slot = self.slot_pool.take(message)
+        slot = self.slot_pool.take(message, is_near=event.is_near)
         self.watermarks.forget(slot.index)
         self._check_attempt(slot, message.attempt, verdict)
         self.lifecycle.report(slot, message.subtasks)

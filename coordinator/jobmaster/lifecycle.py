@@ -103,6 +103,8 @@ class Lifecycle:
         """The driver took the workers away: the job waits for another submission."""
         self._suspending: list[int] = []
         self._suspend_reason = ""
+        self.is_superseded = False
+        """A newer submission runs the job, and the workers were told so."""
 
     # -------------------------------------------------------------------------------------------------------- queries
 
@@ -116,6 +118,12 @@ class Lifecycle:
         """The attempt runs, or counts as running while the leader reconciles; the job is not about to end."""
         ending = self._ending is not None or bool(self._suspending)
         return self.state in (JobState.RUNNING, JobState.RECONCILING) and not ending
+
+    @property
+    def takes_standbys(self) -> bool:
+        """An attempt is to follow, and waits for a process in each slot."""
+        is_over = self._is_left or self._ending is not None or bool(self._suspending)
+        return self.state in (JobState.CREATED, JobState.RESTARTING) and not is_over
 
     @property
     def restarts_at_ms(self) -> int:
@@ -214,6 +222,8 @@ class Lifecycle:
         self._inbox.append(events.TaskStatesChanged(self.attempt, self.execution.take_states(), backlog=backlog))
         if self.is_deployed:
             self._detect_failure(slot, changed)
+            # What it reports is a sign of life behind the failover, too: with its last task gone it has nothing to say to that.
+            slot.heard = True
 
     def heard_of(self, metrics: Iterable[SubtaskMetrics]) -> None:
         """Counters of the attempt: note the first that tell of records."""
@@ -483,6 +493,7 @@ class Lifecycle:
         if not self._coordinator.is_quiet or self._inbox:
             return
         self._slot_pool.broadcast(ShutdownWorker(self._suspend_reason, superseded=True))
+        self.is_superseded = True
         self.stop_leading(self._suspend_reason, close=False)
 
     def stop_leading(self, reason: str, *, close: bool = True) -> None:

@@ -125,6 +125,8 @@ class Slot:
     timed_out: bool = False
     """The last holder's lease ran out although its connection was open: the process or its host hangs. A process that dies or is
     shut down closes its connection."""
+    is_near: bool = False
+    """The coordinator has seen the holder's process on its own host, and would see its end."""
     frames_refused: int = 0
     """Frames that the data ports of all processes of this slot dropped, since no sender of this job had a reason to send them; at
     most INT_MAX."""
@@ -143,8 +145,9 @@ class Slot:
         """Number a command for the current session; None without one: a registration is answered with the full state."""
         return self.outbox.append(command) if self.outbox is not None else None
 
-    def take(self, message: RegisterWorker, session: str, epoch: int) -> None:
+    def take(self, message: RegisterWorker, session: str, epoch: int, *, is_near: bool = False) -> None:
         """Give the slot to a process, in a new session."""
+        self.is_near = is_near
         if self.holder is None or self.holder.nonce != message.nonce:
             self.reported_attempt = self._refused_by_holder = 0
         # Its reports are applied elsewhere, and may hold megabytes.
@@ -212,6 +215,8 @@ class SlotPool:
         self._rng = rng
         self._turn = turn
         self.slots = tuple(Slot(index) for index in range(setup.graph.slots_required))
+        self.has_closed = False
+        """A stream has closed since somebody set this back."""
         self._liveness_until_ms: int | None = None
 
     # --------------------------------------------------------------------------------------------------- registration
@@ -235,6 +240,9 @@ class SlotPool:
                 slot=message.slot,
                 host=clip(message.host),
             )
+        if message.seat >= 0 and slot.holder is not None and slot.holder.nonce != message.nonce:
+            text = f"slot {message.slot}: a worker holds it, and none that stood by may take its place"
+            raise FencedError(text, held=message.task_attempt, slot=message.slot)
         verdict = compare_registration(slot.holder or slot.last_holder, message, connected=slot.connected)
         if verdict is Verdict.STALE:
             raise FencedError(
@@ -253,6 +261,8 @@ class SlotPool:
             raise AuthenticationError(
                 f"slot {slot}: the process is not the worker {spawn} that the launcher of job {job_id} started there", slot=slot
             )
+        if not -1 <= message.seat < 2 * len(self.slots) or not 0 <= message.seat_spawn <= INT_MAX:
+            raise ProtocolError(f"slot {slot}: no worker of job {job_id} sits in seat {message.seat}", slot=slot)
         if not 0 <= message.pid <= PID_MAX:
             raise ProtocolError(f"slot {slot}: the pid of a worker is 0..{PID_MAX}", slot=slot)
         if not _is_socket_path(message.data_socket):
@@ -278,7 +288,7 @@ class SlotPool:
             if other.index != slot and other.holder is not None and other.holder.data_key == key:
                 raise ProtocolError(f"slot {slot}: the data_key of the worker is that of slot {other.index}", slot=slot)
 
-    def take(self, message: RegisterWorker) -> Slot:
+    def take(self, message: RegisterWorker, *, is_near: bool = False) -> Slot:
         """Give the slot to a process. The slot's session ends, and another process in it is shut down."""
         slot = self.slots[message.slot]
         if slot.outbox is not None:
@@ -286,7 +296,7 @@ class SlotPool:
                 self.send(slot, ShutdownWorker("another process holds the same slot", respawn=True))
             self._turn.out.append(CloseStream(slot.index, slot.session))
         message = msgspec.structs.replace(message, host=clip(message.host))
-        slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch)
+        slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch, is_near=is_near)
         slot.touch(self._turn.now_ms, self._turn.wall_ms)
         return slot
 
@@ -322,6 +332,7 @@ class SlotPool:
         if slot.session == session and slot.stream == stream and slot.holder is not None:
             slot.connected = False
             slot.lost_at_ms = self._turn.now_ms + STREAM_GRACE_MS
+            self.has_closed = True
 
     def send(self, slot: Slot, command: WorkerCommand) -> None:
         """Number a command, and deliver it if a stream is open. Without a session it is dropped: registration gives all state."""
@@ -349,6 +360,15 @@ class SlotPool:
                 self._turn.out.append(CloseStream(slot.index, slot.session))
             slot.release()
         return lost
+
+    def process_ended(self, index: int, session: str) -> Slot | None:
+        """Release the slot of a process that was seen to be gone; None if its session is over, or its stream open again."""
+        slot = self.slots[index]
+        if slot.session != session or slot.holder is None or slot.connected:
+            return None
+        self._turn.out.append(CloseStream(index, session))
+        slot.release()
+        return slot
 
     def forget_signs_of_life(self) -> None:
         """A failover began: a slot is ready again once a message comes from it, or LIVENESS_GRACE_MS has passed."""
@@ -431,4 +451,6 @@ def _view(slot: Slot) -> WorkerView:
         fingerprint=known.fingerprint if known is not None else "",
         last_seen_ms=slot.last_seen_wall_ms if known is not None else -1,
         frames_refused=slot.frames_refused,
+        seat=known.seat if known is not None else -1,
+        seat_spawn=known.seat_spawn if known is not None else 0,
     )

@@ -86,6 +86,7 @@ def check_graph(graph: JobGraph) -> None:
         raise GraphError(f"the vertices and edges of job {graph.name!r} don't fit together")
     if not any(vertex.is_source for vertex in graph.vertices):
         raise GraphError(f"job {graph.name!r} has no source")
+    graph.check_standbys()
     _check_edges(graph)
     seen: set[str] = set()
     for vertex in graph.vertices:

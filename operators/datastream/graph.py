@@ -267,6 +267,7 @@ def build_plan(graph: StreamGraph, name: str, config: JobConfig, parallelism: in
         for chain in chains
     )
     job_graph = JobGraph(name, vertices, tuple(edges), config, explicit_max_parallelism=config.max_parallelism is not None)
+    job_graph.check_standbys()
     aligned_operators(job_graph)
     plan = JobPlan(
         graph=job_graph,

@@ -64,6 +64,7 @@ class Settings(TypedDict, total=False):
     drill_interval_ms: int | None
     master_hooks: tuple[str, ...]
     master_hook_timeout_ms: int
+    standby_workers_per_host: int
 
 
 def signature_with_settings(constructor: Callable[..., Any]) -> inspect.Signature:

@@ -71,6 +71,10 @@ class SparkAccess(Protocol):
         """Address for a coordinator in this process to listen on, and the one that workers reach it at; None: the same."""
 
     @property
+    def hosts(self) -> int:
+        """Hosts that run executors now, at least 1."""
+
+    @property
     def identity(self) -> Any:
         """Object that lives as long as the application: one launcher counts its slots."""
 
@@ -122,6 +126,14 @@ class ClassicAccess:
         if is_local(self.master):  # executors are on this machine
             return "127.0.0.1", None
         return "0.0.0.0", self._context.getConf().get("spark.driver.host")  # others reach it under the name that Spark gave it
+
+    @property
+    def hosts(self) -> int:
+        if is_local(self.master):
+            return 1
+        known = self._context._jsc.sc().statusTracker().getExecutorInfos()
+        driver = self._context.getConf().get("spark.driver.host")
+        return max(1, len({str(each.host()) for each in known} - {str(driver)}))
 
     @property
     def identity(self) -> Any:
@@ -192,6 +204,10 @@ class ConnectAccess:
         if is_local(self._setting("spark.master", "")):  # executors are in the server, on this machine
             return "127.0.0.1", None
         return "0.0.0.0", self._setting("spark.driver.host", "") or None  # the server is here: what executors call it, they call us
+
+    @property
+    def hosts(self) -> int:
+        return 1  # the server does not tell
 
     @property
     def identity(self) -> Any:

@@ -49,7 +49,7 @@ from holdfast.operators.spark.progress import (
     worker_nonces,
 )
 from holdfast.operators.spark.slots import SlotRunner
-from holdfast.operators.spark.supervisor import JobEnded, Question, StopRequested, WorkersSeen
+from holdfast.operators.spark.supervisor import JobEnded, Question, StandbysReleased, StopRequested, WorkersSeen
 from holdfast.statebackends.errors import (
     AuthenticationError,
     CheckpointFailedError,
@@ -159,6 +159,7 @@ class SparkJobHandle:
         slots: int,
         *,
         submission: int,
+        standbys: int = 0,
         progress: bool,
         release: Callable[[], None],
     ) -> None:
@@ -166,6 +167,7 @@ class SparkJobHandle:
         self.client = client
         self._graph = graph
         self._slots = slots
+        self._standbys = standbys
         self._submission = submission
         self._release = release
         """Called once, when the handle is closed: ends an embedded coordinator."""
@@ -222,7 +224,19 @@ class SparkJobHandle:
     @property
     def slots_held(self) -> int:
         """Spark slots that this job's workers occupy."""
-        return 0 if self._runner is None or self._runner.ended.is_set() else self._slots
+        return 0 if self._runner is None or self._runner.ended.is_set() else self._slots + self._standbys
+
+    @property
+    def standbys_held(self) -> int:
+        """Of these, those of workers that stand by."""
+        return self._standbys if self.slots_held else 0
+
+    def release_standbys(self) -> None:
+        """Another job of this driver needs their Spark slots, which are free within moments."""
+        if self._standbys and self._runner is not None:
+            self._runner.post(StandbysReleased())
+            self._standbys = 0
+            log.info("job %s: its workers that stood by leave their Spark slots to another job", self.job_id)
 
     @property
     def is_running(self) -> bool:

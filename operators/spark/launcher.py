@@ -48,6 +48,11 @@ WORKERS_START_S = 120.0
 """Time that `launch` waits until every slot's worker is registered."""
 
 
+STANDBYS_MISSING = (
+    "%s: %d of %d standby workers have a free Spark slot; a worker that dies has a successor when Spark has started one, some "
+    "tenths of a second later (standby_workers_per_host)"
+)
+
 _shipping = threading.Lock()
 """Held while `sys.path`, which the whole process shares, is changed for a moment."""
 
@@ -65,31 +70,58 @@ Connect = Callable[[LaunchOptions], Connection]
 
 class _SlotCount:
     """Counts the Spark slots of one session's jobs: those that threads are starting, and those of running handles. Thread-safe;
-    never waits with the lock held."""
+    never waits with the lock held.
+
+    Workers that stand by make room for those of another job that has to start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._starting = 0
+        self._starting_standbys = 0
+        """Beside `_starting`: of jobs that have no handle yet."""
+        self._are_claimed = False
+        """A job counts on slots of these: they are released as soon as their jobs have handles."""
         self._handles: weakref.WeakSet[SparkJobHandle] = weakref.WeakSet()
 
     def take(self, slots: int, room: int, *, leaving: SparkJobHandle | None = None) -> int:
         """Slots that other jobs hold; takes `slots` more for ours if all fit in `room`. The slots of `leaving` don't count."""
+        released: list[SparkJobHandle] = []
         with self._lock:
-            occupied = self._starting + sum(handle.slots_held for handle in self._handles if handle is not leaving)
+            others = [handle for handle in self._handles if handle is not leaving]
+            occupied = self._starting + sum(handle.slots_held - handle.standbys_held for handle in others)
             if occupied + slots <= room:
                 self._starting += slots
-            return occupied
+                standing = self._starting_standbys + sum(handle.standbys_held for handle in others)
+                if occupied + slots + standing > room:
+                    released = [handle for handle in others if handle.standbys_held]
+                    self._are_claimed = self._starting_standbys > 0
+        for handle in released:
+            handle.release_standbys()
+        return occupied
 
-    def give_back(self, slots: int) -> None:
+    def take_to_stand_by(self, wanted: int, room: int, *, leaving: SparkJobHandle | None = None) -> int:
+        """Take up to so many slots beside those that are taken, if they are free; returns how many."""
+        with self._lock:
+            held = self._starting + sum(handle.slots_held for handle in self._handles if handle is not leaving)
+            count = max(0, min(wanted, room - held - self._starting_standbys))
+            self._starting_standbys += count
+            return count
+
+    def give_back(self, slots: int, standbys: int) -> None:
         """Release slots of a job that did not start."""
         with self._lock:
             self._starting -= slots
+            self._starting_standbys -= standbys
 
-    def pass_on(self, slots: int, handle: SparkJobHandle) -> None:
+    def pass_on(self, slots: int, standbys: int, handle: SparkJobHandle) -> None:
         """Replace taken slots by those of the job's handle."""
         with self._lock:
             self._starting -= slots
+            self._starting_standbys -= standbys
             self._handles.add(handle)
+            is_claimed, self._are_claimed = self._are_claimed, self._are_claimed and self._starting_standbys > 0
+        if is_claimed and standbys:
+            handle.release_standbys()
 
 
 class _WatchedJob:
@@ -154,16 +186,17 @@ class SparkLauncher:
         check_saved_queries(plan.sources, options.restore)
         slots = plan.graph.slots_required
         leaving = None if running is None else running.handle
-        self._access.await_slots(slots, lambda room: self._slots.take(slots, room, leaving=leaving))
+        room = self._take_slots(slots, leaving)
+        standbys = self._take_standbys(plan, room, leaving)
         try:
             if running is not None:
                 running.handle.say(describe_replaced(execution.name, difference or ""))
                 checkpoint_before_takeover(running, execution)
-            handle = self._submit(plan, options)
+            handle = self._submit(plan, options, standbys)
         except BaseException:
-            self._slots.give_back(slots)
+            self._slots.give_back(slots, standbys)
             raise
-        self._slots.pass_on(slots, handle)
+        self._slots.pass_on(slots, standbys, handle)
         self._jobs.add(execution, handle)
         try:
             handle.wait_for_workers(WORKERS_START_S)
@@ -172,7 +205,31 @@ class SparkLauncher:
             raise
         return handle
 
-    def _submit(self, plan: JobPlan, options: LaunchOptions) -> SparkJobHandle:
+    def _take_slots(self, slots: int, leaving: SparkJobHandle | None) -> int:
+        """Wait until there is a slot for each worker, and take them; returns how many workers have room in all."""
+        room = 0
+
+        def take(found: int) -> int:
+            nonlocal room
+            room = found
+            return self._slots.take(slots, found, leaving=leaving)
+
+        self._access.await_slots(slots, take)
+        return room
+
+    def _take_standbys(self, plan: JobPlan, room: int, leaving: SparkJobHandle | None) -> int:
+        """Take slots for workers that stand by, as many as are wanted and free; says so where they are not. Nothing waits for
+        them."""
+        per_host = plan.graph.config.standby_workers_per_host
+        if per_host == 0:
+            return 0
+        wanted = min(per_host * self._access.hosts, plan.graph.slots_required)
+        count = self._slots.take_to_stand_by(wanted, room, leaving=leaving)
+        if count < wanted:
+            log.info(STANDBYS_MISSING, plan.graph.name, count, wanted)
+        return count
+
+    def _submit(self, plan: JobPlan, options: LaunchOptions, standbys: int) -> SparkJobHandle:
         """Submit and start the workers; returns the job's handle."""
         connection = self._connect(options)
         try:
@@ -189,13 +246,14 @@ class SparkLauncher:
             plan.graph,
             accepted.slots,
             submission=accepted.submission,
+            standbys=standbys,
             progress=options.progress,
             release=connection.close,
         )
         if accepted.restored_checkpoint_id:
             handle.say(_restored_text(plan.graph.name, accepted.restored_checkpoint_id, options.restore))
         try:
-            self._start(plan, options, accepted, handle, submission.launch_key)
+            self._start(plan, options, accepted, handle, submission.launch_key, standbys)
         except BaseException:
             # The job is not cancelled, as that could delete its checkpoints: it waits for a driver that brings workers.
             handle.close()
@@ -203,7 +261,13 @@ class SparkLauncher:
         return handle
 
     def _start(
-        self, plan: JobPlan, options: LaunchOptions, accepted: SubmissionAccepted, handle: SparkJobHandle, launch_key: str
+        self,
+        plan: JobPlan,
+        options: LaunchOptions,
+        accepted: SubmissionAccepted,
+        handle: SparkJobHandle,
+        launch_key: str,
+        standbys: int,
     ) -> None:
         with _shipping:
             self._access.ship_package([accepted.directory])
@@ -237,9 +301,10 @@ class SparkLauncher:
             advertised_host=self._advertised_host,
             directory_nonce=accepted.directory_nonce,
             authorities=handle.client.authorities,
+            slots=accepted.slots if standbys else 0,
         )
         backend = self._access.backend(template, plan.graph.name, launch_key=launch_key)
-        handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config), backend, handle.give_up))
+        handle.start(SlotRunner(SlotSupervisor.of(accepted.slots, plan.graph.config, standbys), backend, handle.give_up))
         _at_exit(functools.partial(_leave_at_exit, weakref.ref(handle)))
 
 

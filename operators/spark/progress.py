@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.barriers.messages import printable
 from holdfast.operators.datastream.launcher import OperatorProgress, Progress
-from holdfast.operators.spark.supervisor import SeenWorker
+from holdfast.operators.spark.supervisor import SeenWorker, in_seats
 
 PLAIN_INTERVAL_S = 10.0
 """Pause between two lines of an unchanged job, where stderr is no terminal."""
@@ -48,11 +48,12 @@ def worker_nonces(workers: dict[str, Any]) -> frozenset[str]:
 
 
 def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
-    """Slots in the answer of GET .../workers, for the slot supervisor; an older coordinator omits some fields."""
-    return tuple(
+    """Seats in the answer of GET .../workers, for the slot supervisor, which started workers there; an older coordinator omits some
+    fields."""
+    holders = tuple(
         SeenWorker(
-            slot=int(worker["slot"]),
-            spawn=int(worker.get("spawn") or 0),
+            slot=int(worker["seat"] if _sits_elsewhere(worker) else worker["slot"]),
+            spawn=int((worker["seat_spawn"] if _sits_elsewhere(worker) else worker.get("spawn")) or 0),
             registered=bool(worker.get("registered")),
             timed_out=bool(worker.get("timed_out")),
             pid=int(worker.get("pid") or 0),
@@ -60,6 +61,15 @@ def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
         )
         for worker in workers.get("workers", ())
     )
+    standbys = tuple(
+        SeenWorker(int(each["seat"]), int(each["spawn"]), True, False, int(each["pid"]), str(each["fingerprint"]), stands_by=True)
+        for each in workers.get("standbys", ())
+    )
+    return in_seats(holders, standbys)
+
+
+def _sits_elsewhere(worker: dict[str, Any]) -> bool:
+    return int(worker.get("seat", -1)) >= 0
 
 
 def operators_of(workers: dict[str, Any]) -> tuple[OperatorProgress, ...]:

@@ -60,6 +60,12 @@ class WorkerTemplate:
     spawn: int = 0
     launch_token: str = ""
     authorities: str | None = None
+    slots: int = 0
+    """Of the job; workers in seats beyond them stand by. 0: none does."""
+
+    def stands_by(self, seat: int) -> bool:
+        """Whether the worker of a seat asks for a slot: its own may have another worker by now."""
+        return self.slots > 0 and (seat >= self.slots or self.spawn > 1)
 
     def launched(self, launch_key: str, slot: int, spawn: int) -> WorkerTemplate:
         """Template of one worker, with the proof that it was started by who has the key."""
@@ -107,6 +113,8 @@ def run_in_task(template: WorkerTemplate, slot: int) -> WorkerReport:
         spawn=template.spawn,
         launch_token=template.launch_token,
         authorities=template.authorities,
+        stands_by=template.stands_by(slot),
+        has_slot=not 0 < template.slots <= slot,
     )
     left = run_worker(spec)
     return WorkerReport(left.reason, left.respawn, left.superseded)

@@ -111,6 +111,18 @@ class SeenWorker:
     pid: int = 0
     fingerprint: str = ""
     """Identity of the process with this `pid`: see worker/working_folders.py."""
+    stands_by: bool = False
+    """It has no slot of the job."""
+
+
+def in_seats(holders: tuple[SeenWorker, ...], standbys: tuple[SeenWorker, ...]) -> tuple[SeenWorker, ...]:
+    """One worker a seat: the one with the highest spawn. A seat whose worker died in another's slot has a successor that waits."""
+    found: dict[int, SeenWorker] = {}
+    for each in (*holders, *standbys):
+        known = found.get(each.slot)
+        if known is None or (each.spawn, each.registered) > (known.spawn, known.registered):
+            found[each.slot] = each
+    return tuple(found[seat] for seat in sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +162,16 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbysReleased:
+    """Another job needs the Spark slots of the workers that stand by."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached:
     pass
 
 
-Event: TypeAlias = Launch | WorkerEnded | WorkersSeen | JobEnded | StopRequested | DeadlineReached
+Event: TypeAlias = Launch | WorkerEnded | WorkersSeen | JobEnded | StopRequested | StandbysReleased | DeadlineReached
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +236,13 @@ class _Slot:
 
 @dataclass
 class SlotSupervisor:
-    """Supervises all slots of one submission, 0..slot_count-1."""
+    """Supervises all seats of one submission: 0..slot_count-1 for the slots, and behind them those that stand by."""
 
     slot_count: int
     absence_ms_min: int = ABSENCE_MS_MIN
     """Least time that a worker may be unregistered."""
+    standby_count: int = 0
+    """Seats beyond the slots, for workers that stand by: nothing depends on them."""
     _slots: list[_Slot] = field(init=False)
     _launched: bool = False
     _stopping_at_ms: int | None = None
@@ -232,12 +251,13 @@ class SlotSupervisor:
     _over: bool = False
 
     def __post_init__(self) -> None:
-        self._slots = [_Slot() for _ in range(self.slot_count)]
+        self._slots = [_Slot() for _ in range(self.slot_count + self.standby_count)]
 
     @classmethod
-    def of(cls, slot_count: int, config: JobConfig) -> SlotSupervisor:
+    def of(cls, slot_count: int, config: JobConfig, standby_count: int = 0) -> SlotSupervisor:
         """Supervisor with limits that never give up a worker for which the job's coordinator still waits."""
-        return cls(slot_count, max(ABSENCE_MS_MIN, config.reconcile_timeout_ms + ABSENCE_MARGIN_MS, config.heartbeat_timeout_ms))
+        absence_ms_min = max(ABSENCE_MS_MIN, config.reconcile_timeout_ms + ABSENCE_MARGIN_MS, config.heartbeat_timeout_ms)
+        return cls(slot_count, absence_ms_min, standby_count)
 
     def handle(self, event: Event, *, now_ms: int) -> list[Action]:
         if self._over:
@@ -254,6 +274,8 @@ class SlotSupervisor:
                 actions = self._stop(now_ms)
             case StopRequested():
                 actions = self._stop(now_ms) + self._cancel(now_ms)
+            case StandbysReleased():
+                actions = self._release_standbys()
             case DeadlineReached():
                 self._abandon_due(now_ms)
                 actions = self._spawn_due(now_ms) + self._overdue(now_ms)
@@ -317,6 +339,8 @@ class SlotSupervisor:
             slot.state, slot.retry_at_ms = SlotState.BACKING_OFF, now_ms
             return self._spawn_due(now_ms)
         if event.end is WorkerEnd.RAISED and not slot.ever_registered and slot.failures + 1 >= START_FAILURES_MAX:
+            if event.slot >= self.slot_count:
+                return []  # the job does without it
             return [GiveUp(event.slot, event.error), *self._stop(now_ms)]
         slot.failures += 1
         slot.state = SlotState.BACKING_OFF
@@ -369,6 +393,26 @@ class SlotSupervisor:
     def _absence_ms_max(self, slot: _Slot) -> int:
         least_ms = self.absence_ms_min if slot.ever_registered else max(ABSENCE_FIRST_MS, self.absence_ms_min)
         return int(max(least_ms, min(ABSENCE_MS_MAX, least_ms * 2 ** min(slot.absences, 30))))
+
+    def _release_standbys(self) -> list[Action]:
+        """End as many seats as there are for standing by: those whose worker was seen to stand by, and else those beyond the slots.
+        One that has been given a slot in this moment is lost with it, as a worker that dies."""
+        count, self.standby_count = self.standby_count, 0
+        if self._stopping_at_ms is not None:
+            return []
+        alive = [index for index, slot in enumerate(self._slots) if slot.state is not SlotState.ENDED]
+        order = sorted(alive, key=lambda index: (not self._stands_by(index), -index))
+        actions: list[Action] = []
+        for index in order[: min(count, len(alive) - self.slot_count)]:
+            slot = self._slots[index]
+            if slot.is_alive:
+                actions.append(CancelWorker(index, slot.spawn, slot.process))
+            slot.state = SlotState.ENDED
+        return actions
+
+    def _stands_by(self, index: int) -> bool:
+        process = self._slots[index].process
+        return process is not None and process.stands_by
 
     def _abandon_due(self, now_ms: int) -> None:
         """Give up cancelled workers that did not end in time: their successors wait no longer."""

@@ -17,12 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from holdfast.barriers.descriptors import raise_descriptor_limit
-from holdfast.barriers.messages import ShutdownWorker
+from holdfast.barriers.messages import ShutdownWorker, StandbyOrder
 from holdfast.barriers.socketfolder import make_socket_folder
 from holdfast.barriers.transport import Transport
 from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
@@ -40,6 +40,7 @@ from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.operators.worker.stacks import StackSampler
+from holdfast.operators.worker.standby import await_order, message_of
 from holdfast.operators.worker.working_folders import WORKER_FOLDER, FolderSweep, OwnedFolder, fingerprint_of
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import DIRECTORY_FILE
@@ -96,6 +97,14 @@ class WorkerSpec:
     """Proof of the spawn for the coordinator: see barriers/launches.py."""
     authorities: str | None = None
     """Certificates that it trusts, PEM; None: what the coordinator's directory has, or those of the system."""
+    stands_by: bool = False
+    """It waits until the coordinator gives it a slot; `slot` is then the seat in which it was started."""
+    has_slot: bool = True
+    """The seat is that of a slot of the job, not one beyond them."""
+    seat: int = -1
+    """Seat of a worker that has been given another slot: see barriers/messages.py, StandBy. -1: it is in its own."""
+    seat_spawn: int = 0
+    """`spawn` of the seat."""
     unix_sockets: bool = True
     """False: peers on the same host use the port, and encryption, too."""
 
@@ -135,8 +144,62 @@ def run_worker(spec: WorkerSpec) -> ShutdownWorker:
     keep_freed_memory()
     show_user_log()
     raise_descriptor_limit()
+    if spec.stands_by:
+        given = _stand_by(spec, parent)
+        if isinstance(given, ShutdownWorker):
+            return given
+        spec = given
     with contextlib.ExitStack() as opened:
         return _run(spec, parent, opened)
+
+
+def _stand_by(spec: WorkerSpec, parent: int) -> WorkerSpec | ShutdownWorker:
+    """Wait for a slot; returns the spec of the worker that this process becomes, or the order to leave. Ends the process as `Watch`
+    does when it is an orphan."""
+    host = spec.advertised_host or route_address(split_urls(spec.coordinator_url)[0])
+    message = message_of(spec.job_id, spec.slot, spec.submission, spec.task_attempt, host, spec.spawn, spec.launch_token)
+    address = _address(spec, _directory_nonce(open_storage(spec.state_directory)))
+    warm_imports()
+    read_ahead(spec.plan)
+    order = await_order(
+        message,
+        address,
+        has_slot=spec.has_slot,
+        lease_timeout_ms=spec.lease_timeout_ms,
+        is_orphan=lambda: spec.watch_parent and os.getppid() != parent,
+    )
+    match order:
+        case ShutdownWorker():
+            return order
+        case StandbyOrder():
+            return ordered(spec, order)
+        case None:
+            log.error("no answer of a coordinator at %s: a worker that stood by leaves", spec.coordinator_url)
+            os._exit(EXIT_ORPHANED)
+
+
+def ordered(spec: WorkerSpec, order: StandbyOrder) -> WorkerSpec:
+    """What a worker that stood by becomes. In its own slot it is as any other worker there."""
+    if order.slot == spec.slot and order.spawn == spec.spawn:
+        return replace(spec, stands_by=False)
+    return replace(
+        spec,
+        stands_by=False,
+        slot=order.slot,
+        spawn=order.spawn,
+        task_attempt=order.task_attempt,
+        launch_token=order.launch_token,
+        seat=spec.slot,
+        seat_spawn=spec.spawn,
+    )
+
+
+def read_ahead(plan: bytes) -> None:
+    """Load the modules that a plan needs. What is wrong with it, the deployment of it reports."""
+    try:
+        pickle.loads(plan)
+    except Exception:
+        log.debug("the plan can't be read", exc_info=True)
 
 
 def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> ShutdownWorker:
@@ -230,6 +293,8 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
         launch_token=spec.launch_token,
         fingerprint=fingerprint_of(os.getpid()),
         questions=QUESTIONS,
+        seat=spec.seat,
+        seat_spawn=spec.seat_spawn,
     )
 
 

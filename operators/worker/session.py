@@ -272,6 +272,8 @@ class Session:
             fingerprint=identity.fingerprint,
             data_socket=identity.data_socket,
             questions=identity.questions,
+            seat=identity.seat,
+            seat_spawn=identity.seat_spawn,
         )
         self.state = SessionState.REGISTERING
         self._registering = body
@@ -314,7 +316,7 @@ class Session:
     def _refused(self, event: RequestRefused, now_ms: int) -> list[Action]:
         if event.rejected and self._digest_rejection(event, now_ms):
             return []
-        if event.request == "register" and (shutdown := _refused_for_good(event)) is not None:
+        if event.request == "register" and (shutdown := refused_for_good(event)) is not None:
             self.state = SessionState.ENDED
             return [Deliver(shutdown)]
         if event.request not in self._under_way:
@@ -559,7 +561,7 @@ class Session:
             self._dirty[key] = status
 
 
-def _refused_for_good(event: RequestRefused) -> ShutdownWorker | None:
+def refused_for_good(event: RequestRefused) -> ShutdownWorker | None:
     """Order to leave for a process whose registration can never succeed; None if it may."""
     if event.superseded:
         return ShutdownWorker(f"superseded: {event.message}", superseded=True)

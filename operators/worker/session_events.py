@@ -56,6 +56,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     questions: tuple[str, ...] = ()
     """Kinds of questions that its shell answers."""
+    seat: int = -1
+    """As in RegisterWorker."""
+    seat_spawn: int = 0
 
 
 # ------------------------------------------------------------------------------------------------------------- events

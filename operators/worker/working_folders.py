@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from holdfast.barriers.processes import fingerprint_of as fingerprint_of
 from holdfast.barriers.socketfolder import is_own
 
 log = logging.getLogger("holdfast.workingfolders")
@@ -187,25 +187,6 @@ def _remove_empty(root: str, name: str) -> bool:
     except OSError:
         return False
     return True
-
-
-_PROC = "/proc"
-
-
-def fingerprint_of(pid: int) -> str:
-    """32 hex digits that identify a process over all hosts and all times; empty if they can't be determined.
-
-    Hash of the host's boot, the pid namespace of this process, the pid in it, its start (ticks since the boot), and its owner."""
-    try:
-        with open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        with open(f"{_PROC}/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            started = file.read().rpartition(")")[2].split()[19]
-        owner = os.stat(f"{_PROC}/{pid}").st_uid
-        namespace = os.readlink(f"{_PROC}/self/ns/pid")
-    except (OSError, IndexError):
-        return ""
-    return hashlib.sha256(f"{boot} {namespace} {pid} {started} {owner}".encode()).hexdigest()[:32]
 
 
 def kill_process(pid: int, fingerprint: str) -> bool:

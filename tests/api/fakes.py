@@ -41,6 +41,8 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     SampledStack,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     SubtaskMetrics,
     TaskState,
@@ -344,6 +346,9 @@ class FakeCoordinator:
     def register_async(self, message: RegisterWorker) -> Future[Registered]:
         registered = Registered(1, "s1", 1, None, 0, (), 2_000, 50_000)
         return self._later(registered, "register", message.job_id, message)
+
+    def stand_by_async(self, message: StandBy) -> Future[StandbyOrder]:
+        return self._later(StandbyOrder(1, 0, 2, 3, "proof"), "stand_by", message.job_id, message)
 
     def commands(self, job_id: str, slot: int, session: str, after: int) -> FakeSubscription:
         self._called("commands", job_id, slot, session, after)

@@ -158,6 +158,7 @@ NAMES_SINCE = {
 
 INTERNAL_ERRORS = {
     "ForbiddenAddressError": "a webhook's delivery fails with its text",
+    "SilentError": "a coordinator took longer to answer than a worker waits: it is asked again, behind the others",
     "UntrustedError": "a worker logs what it says and asks again",
     "LocksUnusableError": "a member says so in its log and its sign of life, and does without a lock",
     "HookError": "ends the process of a master hook; the checkpoint's failure has its text",

@@ -27,6 +27,8 @@ from holdfast.barriers.messages import (
     Registered,
     RegisterWorker,
     ShutdownWorker,
+    StandBy,
+    StandbyOrder,
     StatusBatch,
     SubtaskMetrics,
     SubtaskStatus,
@@ -144,11 +146,25 @@ def test_a_body_beyond_the_bound_is_413(coordinator: FakeCoordinator, tmp_path: 
         assert len(coordinator.calls) == 1
 
 
+STAND_BY = StandBy(JOB, 2, 1, 3, "nonce", 4242, "here", 1, "proof")
+
+
+def test_a_worker_that_stands_by_gets_its_order(served: Served, coordinator: FakeCoordinator) -> None:
+    answer = served.request("POST", f"{WORKERS}/standby", codec.encode(STAND_BY))
+    assert codec.decode(answer.data, StandbyOrder) == StandbyOrder(1, 0, 2, 3, "proof")
+    assert coordinator.calls[-1] == ("stand_by", JOB, STAND_BY)
+
+
+def test_what_stands_by_for_another_job_is_refused(served: Served) -> None:
+    served.json("POST", f"/v1/jobs/{'d' * 32}/workers/standby", codec.encode(STAND_BY), status=400)
+    served.json("POST", f"{WORKERS}/standby", b"{}", status=400)
+
+
 def test_workers_are_listed(served: Served) -> None:
     body = served.json("GET", WORKERS)
     known = {"attempt", "submission", "state", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
     known |= {"restart_strategy", "restarts_at", "rows_skipped", "restored_local_bytes", "restored_remote_bytes", "operators"}
-    known |= {"as_of_ms"}
+    known |= {"as_of_ms", "standbys"}
     assert set(body) == known
     assert (body["late_dropped"], body["rows_skipped"]) == (3, 5)
     source, late = body["operators"]
@@ -181,8 +197,11 @@ def test_workers_are_listed(served: Served) -> None:
             "timed_out": False,
             "fingerprint": "",
             "frames_refused": 0,
+            "seat": -1,
+            "seat_spawn": 0,
         }
     ]
+    assert body["standbys"] == []
 
 
 # ------------------------------------------------------------------------------------------------------ command stream

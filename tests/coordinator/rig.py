@@ -87,7 +87,7 @@ class Rig:
                         self.answers[action.ticket] = action.error
                     case job_actions.Deliver():
                         self.note(action.slot, action.commands)
-                    case job_actions.CloseStream() | job_actions.JobEnded():
+                    case job_actions.CloseStream() | job_actions.LookForProcess() | job_actions.JobEnded():
                         pass
                     case actions.TriggerHook() | job_actions.RestoreHook():
                         queue += [outcome_of(action, reply) for reply in self.hooks(call_of(action))]
@@ -129,6 +129,7 @@ class Rig:
     # -- a worker's calls
 
     def register(self, slot: int, *, attempt: int = 0, task_attempt: int = 0, nonce: str = "", **fields: Any) -> Registered:
+        is_near = fields.pop("is_near", False)
         fields.setdefault("submission", 1)
         fields.setdefault("directory_nonce", "directory")
         fields.setdefault("pid", 1)
@@ -143,7 +144,7 @@ class Rig:
             attempt=attempt,
             **fields,
         )
-        registered: Registered = self.call(lambda ticket: job_events.RegistrationReceived(ticket, message))
+        registered: Registered = self.call(lambda ticket: job_events.RegistrationReceived(ticket, message, is_near))
         self.sessions[slot] = registered.session
         self.sent[slot] = []
         self.note(slot, self.open_stream(slot))

@@ -250,6 +250,26 @@ def test_next_attempt_waits_for_a_sign_of_life_but_not_for_ever() -> None:
     assert rig.state == "RUNNING"
 
 
+def test_the_peer_that_reports_a_death_is_alive_itself() -> None:
+    """All its tasks have failed with the connection: it has nothing to say to the failover, and nobody waits for that."""
+    rig = Rig().run()
+    rig.report(1, 1, TaskState.FAILED, "PeerLostError: the worker in slot 0 is gone")
+    assert rig.state == "RESTARTING"
+    rig.register(0, task_attempt=1)
+    assert rig.state == "RUNNING"
+    assert rig.master.lifecycle.attempt == 2
+
+
+def test_a_peer_that_dies_behind_its_report_is_waited_for() -> None:
+    rig = Rig().run()
+    rig.report(1, 1, TaskState.FAILED, "PeerLostError: the worker in slot 0 is gone")
+    rig.close_stream(1)
+    rig.register(0, task_attempt=1)
+    assert rig.state == "RESTARTING"
+    rig.register(1, task_attempt=1)
+    assert rig.state == "RUNNING"
+
+
 def test_every_failure_of_a_fenced_attempt_is_one_failover() -> None:
     rig = Rig().run()
     rig.report(0, 1, TaskState.FAILED, "ProtocolError: peer lost")

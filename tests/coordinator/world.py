@@ -272,7 +272,7 @@ class World:
                     for numbered in action.commands:
                         if worker.session == action.session and numbered.epoch >= worker.epoch:
                             self._follow(leader, worker, numbered.command)
-                case job_actions.CloseStream() | job_actions.JobEnded():
+                case job_actions.CloseStream() | job_actions.LookForProcess() | job_actions.JobEnded():
                     pass
                 case actions.TriggerHook() | job_actions.RestoreHook():
                     raise AssertionError("no job of this world names a master hook")

@@ -47,16 +47,18 @@ class LocalProcessSlots:
         spec: WorkerSpec,
         count: int,
         *,
+        standbys: int = 0,
         log_directory: str | None = None,
         launch_key: str = "",
     ) -> None:
         """`spec` is a template: slot and task attempt are set for each process. Output goes to `log_directory`, or nowhere.
-        `launch_key`: of the submission."""
+        `launch_key`: of the submission. `standbys`: processes beyond the slots, which stand by."""
+        self._count, self._standbys = count, standbys
         self._launch_key = launch_key
         if count < 1:
             raise InvalidConfigError(f"a job needs at least one slot, got {count}", setting="count")
         self._spec = spec
-        self._slots = [_Slot(index) for index in range(count)]
+        self._slots = [_Slot(index) for index in range(count + standbys)]
         self._log_directory = log_directory
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-slots-")
         self._closing = threading.Event()
@@ -123,7 +125,16 @@ class LocalProcessSlots:
         slot.task_attempt += 1
         job_id, submission, spawn = self._spec.job_id, self._spec.submission, slot.task_attempt
         token = launch_token(self._launch_key, job_id=job_id, submission=submission, slot=slot.index, spawn=spawn)
-        spec = replace(self._spec, slot=slot.index, task_attempt=spawn, spawn=spawn, launch_token=token)
+        stands_by = self._standbys > 0 and (slot.index >= self._count or spawn > 1)
+        spec = replace(
+            self._spec,
+            slot=slot.index,
+            task_attempt=spawn,
+            spawn=spawn,
+            launch_token=token,
+            stands_by=stands_by,
+            has_slot=slot.index < self._count,
+        )
         path = os.path.join(self._folder.name, f"{slot.index}-{slot.task_attempt}")
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)  # it holds the token
         with os.fdopen(descriptor, "wb") as file:

@@ -83,11 +83,14 @@ class Cluster:
         self.client = RestClient(self.coordinator.url, TOKEN)
         self.slots: LocalProcessSlots | None = None
 
-    def submit(self, plan: JobPlan, host: str | None = None, *, unix_sockets: bool = True, **options: Any) -> SubmissionAccepted:
+    def submit(
+        self, plan: JobPlan, host: str | None = None, *, unix_sockets: bool = True, standbys: int = 0, **options: Any
+    ) -> SubmissionAccepted:
         accepted = self.client.submit(self.submission(plan, **options))
         self.slots = LocalProcessSlots(
             replace(self.spec(accepted, plan, host), unix_sockets=unix_sockets),
             accepted.slots,
+            standbys=standbys,
             log_directory=str(self.logs),
         )
         self.slots.start()

@@ -18,7 +18,7 @@ from holdfast.operators.spark import running_jobs as runningjobs
 from holdfast.operators.spark import settings as spark_settings
 from holdfast.operators.spark.launcher import SparkLauncher
 from holdfast.operators.spark.supervisor import SlotSupervisor
-from holdfast.statebackends.errors import OutputMayRepeatError
+from holdfast.statebackends.errors import NotEnoughSlotsError, OutputMayRepeatError
 
 DEADLINE_S = 10.0
 
@@ -31,15 +31,19 @@ class Handle:
         self.client = client
         self.attached = 0
         self.said: list[str] = []
-        self.slots_held = 0
-        self._slots = slots
+        self.slots_held = self.standbys_held = 0
+        self._slots, self._standbys = slots, _.get("standbys", 0)
 
     @property
     def is_running(self) -> bool:
         return self.slots_held > 0
 
     def start(self, runner: Any) -> None:
-        self.slots_held = self._slots
+        self.standbys_held = self._standbys
+        self.slots_held = self._slots + self._standbys
+
+    def release_standbys(self) -> None:
+        self.slots_held, self.standbys_held = self._slots, 0
 
     def await_ending(self) -> bool:
         return False
@@ -55,7 +59,7 @@ class Handle:
     def wait_for_workers(self, timeout_s: float) -> None: ...
 
     def close(self) -> None:
-        self.slots_held = 0
+        self.slots_held = self.standbys_held = 0
 
 
 class Cluster:
@@ -72,6 +76,7 @@ class Cluster:
         patch.setattr(spark, "SparkJobHandle", Handle)
         for name in ("apply_settings", "hide_progress_bar", "spare_workers", "ship_package", "RddBackend"):
             patch.setattr(access, name, lambda *_, **__: [])
+        patch.setattr(access.ClassicAccess, "hosts", 1)
         patch.setattr(spark, "pickle_plan", lambda _: b"")
         patch.setattr(spark, "_submission", lambda plan, _: SimpleNamespace(graph=plan.graph, launch_key=""))
         patch.setattr(spark, "SlotRunner", lambda *_, **__: None)
@@ -107,7 +112,7 @@ def test_a_job_whose_workers_are_just_starting_counts_once(monkeypatch: pytest.M
 
     cluster.on_started = second
     started.append(cluster.launch(1))
-    assert [handle.slots_held for handle in started] == [2, 1]
+    assert [handle.slots_held for handle in started] == [2, 1], "what would stand by for the first makes room for the second"
 
 
 def test_a_job_that_waits_for_slots_keeps_no_smaller_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +195,20 @@ def test_a_takeover_that_is_refused_leaves_the_job_as_it_is(monkeypatch: pytest.
     first.close()
     cluster.refusal = None
     assert cluster.launch(3, fresh=True).slots_held == 3
+
+
+def test_a_worker_stands_by_where_a_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[8]", 8)
+    first, second = cluster.launch(4), cluster.launch(2)
+    assert [each.slots_held for each in (first, second)] == [5, 2]
+
+
+def test_what_stands_by_makes_room_for_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, "local[8]", 8)
+    first, second = cluster.launch(3), cluster.launch(2)
+    assert [each.slots_held for each in (first, second)] == [4, 3]
+    second.close()
+    third = cluster.launch(4)
+    assert (third.slots_held, first.slots_held) == (4, 3)
+    with pytest.raises(NotEnoughSlotsError):
+        cluster.launch(1)

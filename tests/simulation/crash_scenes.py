@@ -66,6 +66,7 @@ NO_STORAGE = (
     | job_actions.Refuse
     | job_actions.Deliver
     | job_actions.CloseStream
+    | job_actions.LookForProcess
     | job_actions.JobEnded
     | actions.TriggerHook
     | job_actions.RestoreHook

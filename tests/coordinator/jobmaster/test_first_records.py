@@ -24,6 +24,7 @@ def test_the_first_records_of_each_attempt_are_noted_once() -> None:
     assert beat(rig, 1, 9) == []
     rig.report(1, 1, TaskState.FAILED, "Boom: bang")
     failed_at = rig.now
+    rig.pass_time(500)
     assert beat(rig, 1, 99) == [], "of the attempt that has failed"
     rig.pass_time(1_500)
     for slot in range(rig.graph.slots_required):
