@@ -24,6 +24,7 @@ from holdfast.statebackends.errors import InvalidKeyError, InvariantError, State
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap import key_slots, slot_states, state_table
 from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, SlotPages
+from holdfast.statebackends.heap.slot_states import SlotTables
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import KeyType
@@ -267,15 +268,113 @@ def test_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[
         run(steps, key_type)
 
 
-@pytest.mark.endurance
-@pytest.mark.parametrize("key_type", sorted(KEYS))
-@given(steps=st.lists(STEPS, min_size=4, max_size=14))
-@settings(max_examples=4_000, deadline=None)
-def test_twenty_thousand_sequences_give_the_same(key_type: str, steps: list[tuple[str, Any]]) -> None:
+class BesideDicts:
+    """Slots beside a dict for each state, without a backend around them: what a barrier froze, and what changed since its base."""
+
+    def __init__(self, key_type: str) -> None:
+        self.key_type = KeyType.parse(key_type)
+        self.names = KEYS[key_type]
+        self.keys = [self.key_type.encode(key) for key in self.names]
+        self.slots = SlotTables(("a", "b"), self.key_type, self._column_of)
+        self.model: dict[str, dict[bytes, int]] = {"a": {}, "b": {}}
+        self.barrier = 0
+        self.frozen: list[tuple[int, int, Any, Any]] = []
+        self.completed: dict[int, Any] = {}
+
+    def _column_of(self, arrays: list[pa.Array]) -> Any:
+        return self.key_type.column(arrays, max_parallelism=GROUPS)
+
+    def take(self, what: str, numbers: list[int], value: int) -> None:
+        match what:
+            case "batch" if numbers:
+                column = self.key_type.column_of_values([self.names[number] for number in numbers], max_parallelism=GROUPS)
+                for number, slot in zip(numbers, self.slots.slots_of(column).tolist(), strict=True):
+                    self.write(self.keys[number], slot, value)
+            case "single":
+                for number in numbers:
+                    self.write(self.keys[number], self.slots._slot_of(self.keys[number]), value)
+            case "remove":
+                for number in numbers:
+                    for name, states in self.model.items():
+                        self.slots.remove(name, self.keys[number])
+                        states.pop(self.keys[number], None)
+            case "barrier":
+                self.freeze()
+            case "finish" | "abort" if self.frozen:
+                self.end(completes=what == "finish")
+
+    def write(self, key: bytes, slot: int, value: int) -> None:
+        name = "ab"[value % 2]
+        if value % 5 == 4:
+            self.slots[name].put(slot, MISSING)
+            self.model[name].pop(key, None)
+        else:
+            self.slots[name].put(slot, value)
+            self.model[name][key] = value
+
+    def freeze(self) -> None:
+        self.barrier += 1
+        frozen, base = self.slots.freeze(), max(self.completed, default=0)
+        for each in frozen.values():
+            each.checkpoint_started(self.barrier, base)
+        self.frozen.append((self.barrier, base, frozen, copy.deepcopy(self.model)))
+
+    def end(self, *, completes: bool) -> None:
+        barrier, base, frozen, model = self.frozen.pop(0)
+        for name, pages in frozen.items():
+            keys = pages.keys()
+            rows = {key: value for slots, values in pages.batches(PAGE_SLOTS) for key, value in self.rows(keys, slots, values)}
+            assert rows == model[name]
+            if base and pages.complete_from <= base:
+                found = dict(self.completed[base][name])
+                for slots, values in pages.changes(base, 3):
+                    found.update(self.rows(keys, slots, values))
+                assert {key: value for key, value in found.items() if value is not MISSING} == model[name]
+            pages.written()
+            pages.release()
+        if completes and barrier > max(self.completed, default=0):
+            self.completed[barrier] = model
+
+    @staticmethod
+    def rows(keys: Any, slots: Any, values: list[Any]) -> Any:
+        return zip(keys.take(slots).encoded() if len(slots) else [], values, strict=True)
+
+    def check(self) -> None:
+        for name, states in self.model.items():
+            assert {key: self.slots.find(name, key) for key in self.slots.keys_of(name)} == states
+
+
+LIGHT = st.tuples(
+    st.sampled_from(["batch", "batch", "single", "remove", "barrier", "barrier", "finish", "finish", "abort"]),
+    st.lists(st.integers(0, 5), max_size=4),
+    st.integers(0, 19),
+)
+
+
+def run_light(steps: list[tuple[str, list[int], int]], key_type: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if len(steps) % 2:
             shrink(patched)
-        run(steps, key_type)
+        both = BesideDicts(key_type)
+        for step in steps:
+            both.take(*step)
+        both.check()
+        while both.frozen:
+            both.end(completes=True)
+
+
+@given(steps=st.lists(LIGHT, max_size=30), key_type=st.sampled_from(sorted(KEYS)))
+@settings(max_examples=examples(600), deadline=None)
+def test_pages_give_what_dicts_give(steps: list[tuple[str, list[int], int]], key_type: str) -> None:
+    run_light(steps, key_type)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("key_type", sorted(KEYS))
+@given(steps=st.lists(LIGHT, min_size=4, max_size=40))
+@settings(max_examples=4_000, deadline=None, database=None)
+def test_pages_give_what_dicts_give_twenty_thousand_times(key_type: str, steps: list[tuple[str, list[int], int]]) -> None:
+    run_light(steps, key_type)
 
 
 def shrink(patched: pytest.MonkeyPatch) -> None:
