@@ -405,7 +405,11 @@ class ForgetCall:
         remaining: list[str] = []
         left = [*self._found(job), *([result.location] if result is not None else [])]
         for place in dict.fromkeys(left):
-            if place in self._kept or (found := self._opened(place)) is None:
+            if place in self._kept:
+                continue
+            if (found := self._opened(place)) is None:
+                if result is not None and place == result.location:
+                    self._kept[place] = "it went while it was looked at: nothing is left to start from"
                 continue
             chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(found)}
             counts = self._counted(found)

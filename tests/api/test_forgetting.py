@@ -229,6 +229,21 @@ def test_records_that_come_while_it_looks_again_are_named(tmp_path: Path, monkey
     assert files_with(tmp_path, KEY) == []
 
 
+def test_a_result_that_goes_while_it_looks_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_job(tmp_path)
+    before = set((tmp_path / "savepoints").iterdir())
+
+    def late(paths: JobPaths) -> Any:
+        (result,) = set((tmp_path / "savepoints").iterdir()) - before
+        shutil.rmtree(result)
+        return (yield from erase_history(paths))
+
+    monkeypatch.setattr(forgetting, "erase_history", late)
+    found = forgotten(tmp_path)
+    assert not found.is_complete
+    assert "went while it was looked at" in found.kept[found.result]
+
+
 @pytest.mark.parametrize(
     ("cause", "is_quoted"), [(f"KeyError: {KEY!r}", True), (f"no {KEY}", True), (f"x{KEY}y", False), ("Fault: else", False)]
 )
