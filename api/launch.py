@@ -92,6 +92,7 @@ class Environment(BaseEnvironment):
     channel_credit_bytes_start (65536): bytes under way on a channel whose consumer's speed is not known yet.
     heartbeat_interval_ms (2000): time between two heartbeats of a worker.
     heartbeat_timeout_ms (50000): a worker without heartbeat for this time is replaced.
+    standby_workers_per_host (1): workers that have imported and wait for the place of one that dies; at most the slots; 0: none.
     reconcile_timeout_ms (10000): how long a restarted coordinator waits for workers before it fails the job over.
     step_budget_ms (5): time of processing input before a subtask reads its mailbox.
     cancellation_timeout_ms (30000): a subtask that can't be cancelled in this time ends its worker.

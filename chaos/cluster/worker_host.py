@@ -142,7 +142,7 @@ class WorkerHost:
         self._nonces = 0
         self.pool = FlowPool(ports.kernel, process, storage, ports.injector, threads=POOL_THREADS)
         self.transport = ports.data.open(process, spec.slot, self.wake)
-        self.folder = self._open_folder()
+        self.folder = self._open_folder(nonce)
         self._recovery = None
         if keeps_copies:
             self._recovery = LocalRecovery(
@@ -168,13 +168,14 @@ class WorkerHost:
         self._memories: dict[tuple[str, int], tuple[Operator, Memory]] = {}
         """(uid, identity of the operator) -> the user's function's memory when it was opened."""
 
-    def _open_folder(self) -> OwnedFolder | None:
-        """Open its folder on the disk of its host; None where runs have none."""
+    def _open_folder(self, nonce: str) -> OwnedFolder | None:
+        """Open its folder on the disk of its host; None where runs have none. A process that was ordered into a slot has the number
+        that another start may have, too; the nonce is its own."""
         spec = self.spec
         if not spec.local_directory:
             return None
-        number = spec.task_attempt
-        folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{number}-{number:016x}")
+        own = f"{'f' if nonce.startswith('o') else '0'}{int(nonce[1:], 16):015x}"
+        folder = OwnedFolder(spec.local_directory, f"{spec.job_id}-{spec.slot}-{spec.task_attempt}-{own}")
         sweep_behind(self.pool, FolderSweep(spec.local_directory, WORKER_FOLDER))
         return folder
 

@@ -133,6 +133,7 @@ def is_erasing(cluster: Cluster, job: str) -> bool:
 def test_the_command_line_of_a_running_job_and_what_keeps_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(naming_plan(tmp_path / "out", "filesystem")).job_id
     eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
+    eventually(lambda: cluster.client.history(job)["records"], "a file of the history, which is written behind")
     newest = cluster.client.checkpoints(job)["latest"]["completed"]["id"]
     cluster.client.add_label(job, newest, "mine")
     token = tmp_path / "token"

@@ -29,7 +29,7 @@ def test_loser_of_a_recovery_whose_address_is_the_newest_sends_clients_to_the_wi
     plan = (
         Fault("kill_coordinator", at_ms=500, amount=1),
         Fault("pause_coordinator", on="coordinator.recovering.ReadFile", duration_ms=300),
-        Fault("second_coordinator", at_ms=504, duration_ms=9_000),
+        Fault("second_coordinator", at_ms=502, duration_ms=9_000),
         Fault("pause_coordinator", on=f"coordinator.recovering.PutIfAbsent.{point}", duration_ms=900),
     )
     text = lived(run_seed(RunRequest(seed, "counter", plan=plan, backend="memory")))
@@ -39,14 +39,14 @@ def test_loser_of_a_recovery_whose_address_is_the_newest_sends_clients_to_the_wi
     assert "epoch 4 submission 1" not in text
 
 
-@pytest.mark.parametrize("seed", [1, 2, 6])
+@pytest.mark.parametrize("seed", [3, 4, 6])
 def test_workers_that_wait_for_a_leader_that_slept_are_not_told_of_attempts_of_its_own(seed: int) -> None:
     """It registered them, failed their job over, and cancelled the attempt that the newer leader was about to give them: they did
     nothing from then on, and their leader waited for them for ever."""
     plan = (
         Fault("kill_coordinator", at_ms=500, amount=1),
         Fault("pause_coordinator", on="coordinator.recovering.ReadFile", duration_ms=300),
-        Fault("second_coordinator", at_ms=504, duration_ms=9_000),
+        Fault("second_coordinator", at_ms=502, duration_ms=9_000),
         Fault("pause_coordinator", on="coordinator.recovering.PutIfAbsent.leader", duration_ms=1_500),
     )
     text = lived(run_seed(RunRequest(seed, "counter", plan=plan, backend="memory")))

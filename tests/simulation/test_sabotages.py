@@ -204,6 +204,7 @@ SCENES = {
     "emptied_window": drawn("emptied_window", first=2),
     "drained_apart": Scene("windows", (at(400, "drain"),), first=3),
     "trusted_registrations": Scene("counter", (at(400, "forged_registration", "workers"),)),
+    "standby_in_a_living_slot": Scene("counter", (), 1),
     "borrowed_proof": Scene("counter", (at(400, "forged_registration", "workers"),)),
     "foreign_decline": drawn("foreign_decline", first=0),
     "unnamed_base": Scene("counter", (STOP,)),

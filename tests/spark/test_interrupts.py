@@ -32,6 +32,7 @@ spark = (SparkSession.builder.master("local[4]").config("spark.ui.enabled", "fal
 context = spark.sparkContext
 context.setLogLevel("OFF")
 folder = Path({folder!r})
+STAGES = 3  # of two slots, and of the worker that stands by
 SCHEMA = pa.schema([("k", pa.int64()), ("id", pa.int64())])
 
 def say(name, text=""):
@@ -113,7 +114,7 @@ before = pids(job)
 wait_for(lambda: completed(job))
 own = InheritableThread(target=own_job, daemon=True)
 own.start()
-wait_for(lambda: active_stages() == 3)
+wait_for(lambda: active_stages() == STAGES + 1)
 interrupted("first", job.wait)
 own.join(60)
 assert "CANCELLED" in str(ended[0]).upper(), ended
@@ -121,8 +122,8 @@ goes_on(job, before)
 
 # An interrupt of the main thread's own Spark job: py4j closes every connection. One that comes before Spark has the job cancels
 # nothing, as without Holdfast.
-interrupted("second", lambda: context.parallelize([1], 1).mapPartitions(slow).collect(), lambda: active_stages() == 3)
-wait_for(lambda: active_stages() == 2)
+interrupted("second", lambda: context.parallelize([1], 1).mapPartitions(slow).collect(), lambda: active_stages() == STAGES + 1)
+wait_for(lambda: active_stages() == STAGES)
 goes_on(job, before)
 assert spark.range(10).count() == 10
 
