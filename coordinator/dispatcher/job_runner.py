@@ -84,6 +84,8 @@ class JobMasterRunner:
         self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
         self._own: deque[job_events.Event] = deque()
         """Events from within a turn, which must not wait for room in the inbox: only turns empty it."""
+        self._has_begun = False
+        """Its first event is handled."""
         self._turning: int | None = None
         """Id of the thread that is taking a turn; None between turns."""
         self._lock = threading.Lock()
@@ -254,13 +256,14 @@ class JobMasterRunner:
         return min(due, default=None)
 
     def turn(self) -> bool:
-        """Capture the job for readers who wait. Handle one waiting item, or a passed deadline, and perform the actions. False if
+        """Capture the job for readers who wait, once its first event is handled: before, a recovered job would be shown as one that
+        was only just made. Handle one waiting item, or a passed deadline, and perform the actions. False if
         nothing was due."""
         if self._closed:
             return False
         self._turning = threading.get_ident()
         try:
-            is_wanted = self._publisher.is_wanted
+            is_wanted = self._publisher.is_wanted and (self._has_begun or not self.has_waiting)
             if is_wanted:
                 self._publisher.publish(self._master)
             item = self._take()
@@ -287,6 +290,7 @@ class JobMasterRunner:
     def _handle(self, item: Any) -> None:
         if item is _NOTHING:
             return
+        self._has_begun = True
         if item is _STOP:
             self._shut()
         elif isinstance(item, _Call):

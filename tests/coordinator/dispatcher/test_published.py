@@ -57,6 +57,16 @@ def test_first_reader_waits_for_a_capture_and_the_next_ones_share_it() -> None:
     assert settled(process).published is view
 
 
+def test_first_view_of_a_recovered_job_is_behind_its_first_event() -> None:
+    process = started()
+    deployed(process)
+    process.settle()
+    successor = Process(process.storage).begin()
+    _, coming = successor.service(JOB).look()
+    assert coming is not None
+    assert successor.wait_for(coming).overview.state == "RECONCILING"
+
+
 def test_capture_does_not_wait_for_what_waits_in_the_inbox() -> None:
     process = started()
     service = process.service(JOB)
