@@ -22,7 +22,7 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import list_jobs, read_job
 from holdfast.coordinator.history.store import read_history
 from holdfast.coordinator.ownership.cost import measure_cost
-from holdfast.coordinator.ownership.labels import LabelView, Mark, add_label, read_labels, remove_label
+from holdfast.coordinator.ownership.labels import LabelView, Mark, add_label, check_users_label, read_labels, remove_label
 from holdfast.coordinator.restore.branches import parent_of
 from holdfast.coordinator.totals import derive_job_totals
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError, NotFoundError, ObjectMissingError
@@ -95,7 +95,8 @@ class StoredJobs:
 
     def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
         """As PUT /v1/jobs/:id/labels/:label, safe beside a coordinator, which finds the label when it would delete the snapshot."""
-        return self._label(run_flow(add_label(JobPaths(job_id), checkpoint_id, label, self._mark()), self._storage))
+        flow = add_label(JobPaths(job_id), checkpoint_id, check_users_label(label), self._mark())
+        return self._label(run_flow(flow, self._storage))
 
     def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
         """As DELETE /v1/jobs/:id/labels/:label; a coordinator's next recovery of the job deletes what is kept no longer."""

@@ -242,7 +242,7 @@ async def standby(request: Request, service: Service, job_id: JobId) -> Response
     message = await read_record(request, StandBy, REPORT)
     _match("job_id", message.job_id, job_id)
     _check_submission(request, message.submission)
-    order = await asyncio.wrap_future(service.stand_by_async(message))
+    order = await request.app.state.outcomes.of(service.stand_by_async(message))
     prove(request.scope, CallerKind.WORKER)
     return answer(order)
 

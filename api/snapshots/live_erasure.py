@@ -5,7 +5,6 @@ A checkpoint that fails, a restart, and a completed one that is dropped before i
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Protocol
 
 from holdfast.barriers.erasure import Erasure
 from holdfast.coordinator.jobmaster.job import JobState
-from holdfast.coordinator.ownership.labels import LabelList, LabelView
+from holdfast.coordinator.ownership.labels import OWN_LABEL, LabelList, LabelView
 from holdfast.coordinator.views import JobView, TriggerView
 from holdfast.statebackends.errors import ForgetError, HoldfastError, NotFoundError
 
@@ -21,7 +20,6 @@ SECONDS_MAX = 900.0
 """For all tries together."""
 RETRY_S = 1.0
 POLL_S = 0.1
-_PIN = re.compile(r"forgetting[0-9a-f]{16}")
 
 ENDED = frozenset({JobState.FAILED, JobState.CANCELED, JobState.FINISHED})
 
@@ -117,5 +115,5 @@ class LiveErasure:
 
     def _remove_pins(self) -> None:
         for view in self._coordinator.labels(self._job_id).labels:
-            if _PIN.fullmatch(view.label) is not None:
+            if OWN_LABEL.fullmatch(view.label) is not None:
                 self._coordinator.remove_label(self._job_id, view.label, view.checkpoint_id)

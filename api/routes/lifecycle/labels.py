@@ -9,7 +9,7 @@ from pydantic import Field
 
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, JobId, Service, body_of, describe_model
-from holdfast.coordinator.ownership.labels import LabelView
+from holdfast.coordinator.ownership.labels import LabelView, check_users_label
 
 router = APIRouter(prefix="/v1", tags=["snapshots"], responses=ERRORS)
 
@@ -68,7 +68,7 @@ def label(
 ) -> Label:
     """Gives a completed checkpoint or savepoint a label, which keeps it from being deleted; idempotent. 409 if its deletion has
     begun, or another one has the label."""
-    return render(service.add_label(job_id, body.checkpoint, name))
+    return render(service.add_label(job_id, body.checkpoint, check_users_label(name)))
 
 
 @router.delete("/jobs/{jobid}/labels/{label}", response_model=Removed)
