@@ -620,10 +620,10 @@ class CheckpointCoordinator:
     # -------------------------------------------------------------------------------------------------------- complete
 
     def _resolved(self, pending: PendingCheckpoint) -> ResolvedStates:
-        """The states without placeholders. Raises UnresolvedError."""
+        """The states without placeholders. Raises UnresolvedError.
+
+        A savepoint has none, nor a file that checkpoints share: its acknowledgements were judged so when they were counted."""
         shared, states = self._completed.shared_state, pending.states()
-        if pending.request.is_savepoint:
-            shared.check_self_contained(states)
         return shared.resolve(pending.checkpoint_id, pending.base, states) if pending.may_share else states
 
     def _write_next(self) -> None:
