@@ -138,6 +138,7 @@ class JobMaster:
             completed=_completed_checkpoints(setup),
             next_checkpoint_id=setup.next_checkpoint_id,
             config=setup.config_in_force,
+            newest_erasure=setup.erasing,
         )
         self.settings = RunningSettings(setup.graph.config, setup.config_in_force, setup.last_config)
         self.slot_pool = SlotPool(setup, rng, self._turn)
@@ -697,6 +698,7 @@ def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
         restored_id=setup.base.checkpoint_id if setup.base is not None else 0,
         increment_base=_increment_base(setup),
         first_checkpoint_id=setup.first_checkpoint_id,
+        erased_below=setup.erased,
     )
 
 
