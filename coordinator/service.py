@@ -39,6 +39,7 @@ from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, Rec
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
+from holdfast.coordinator.dispatcher.published import MomentNow
 from holdfast.coordinator.dispatcher.reading.costs import Costs
 from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.reading.queries import Queries
@@ -389,8 +390,15 @@ class CoordinatorService:
 
     # -------------------------------------------------------------------------------------------------------- queries
 
-    def moment(self, job_id: str | None = None) -> Moment:
-        return self._queries.moment(job_id)
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
+        found = self._queries.moment(job_id)
+        return self._diagnosis.moment(found) if diagnosed else found
+
+    def moment_now(self, job_id: str | None = None, *, diagnosed: bool = False) -> MomentNow:
+        found = self._queries.moment_now(job_id)
+        if not diagnosed or found.moment is None:
+            return found
+        return MomentNow(self._diagnosis.moment(found.moment), found.coming)
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self._queries.jobs()

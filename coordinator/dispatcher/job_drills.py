@@ -78,6 +78,7 @@ class JobDrills:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
         self._verified: OrderedDict[str, deque[Verification]] = OrderedDict()
+        self._changes = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._seen_ms: dict[str, int] = {}
@@ -115,6 +116,11 @@ class JobDrills:
         self._runner(job_id)
         return self.known(job_id)
 
+    @property
+    def changes(self) -> int:
+        """Of what `remembered` and `verifications` tell, of all jobs together."""
+        return self._changes
+
     def remembered(self, job_id: str) -> tuple[DrillView, ...] | None:
         """Drills of any job that are in memory, newest first; None: those on record have not been read, and are soon. Never touches
         storage on the caller's thread."""
@@ -138,6 +144,7 @@ class JobDrills:
         if found.problem_count and not self._is_there(view):
             return
         with self._lock:
+            self._changes += 1
             self._verified.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(found)
             self._verified.move_to_end(job_id)
             while len(self._verified) > JOBS_KEPT:
@@ -299,6 +306,7 @@ class JobDrills:
             if known is not None:
                 kept = [ended if each.drill_id == view.drill_id else each for each in known]
                 self._known[job_id] = deque(kept, DRILLS_KEPT)
+                self._changes += 1
         runner = self._registry.find(job_id)
         if runner is not None and not self._stopping.is_set():
             runner.post(DrillNoted(ended))
@@ -306,6 +314,7 @@ class JobDrills:
     # --------------------------------------------------------------------------------------------------------- records
 
     def _keep(self, job_id: str, view: DrillView) -> None:
+        self._changes += 1
         self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(view)
         self._known.move_to_end(job_id)
         while len(self._known) > JOBS_KEPT:
@@ -337,6 +346,7 @@ class JobDrills:
                 for view in reversed(found):
                     self._keep(job_id, view)
                 self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT))
+                self._changes += 1
 
     def _runner(self, job_id: str) -> JobMasterRunner | None:
         recorded = self._calls.recorded_only(job_id)
