@@ -212,6 +212,8 @@ def make_answer(kind: QuestionKind) -> WorkerAnswer:
     answer = WorkerAnswer(1, 0, "s1", 2, "q1", kind.value)
     if kind is QuestionKind.LOG:
         return msgspec.structs.replace(answer, log=LogTail("INFO one\nWARNING two\n", 6_500, 3))
+    if kind is QuestionKind.STDOUT:
+        return msgspec.structs.replace(answer, log=LogTail("one\n<b>two</b>\n", 6_500))
     code = (
         CodeLine("Worker.run", "/p/loop.py", 10, own=True),
         CodeLine("slow", "/job.py", 42),
