@@ -73,6 +73,9 @@ class QuestionKind(StrEnum):
 
 QuestionName: TypeAlias = Annotated[str, msgspec.Meta(max_length=32)]
 QuestionKinds: TypeAlias = Annotated[tuple[QuestionName, ...], msgspec.Meta(max_length=16)]
+LOOKS_MAX = 64
+"""Processes that a worker that stands by is asked to look for at once."""
+_Fingerprint: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
@@ -439,6 +442,8 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     `task_attempt` and `launch_token` are then those of its StandbyOrder."""
     seat_spawn: _Int = 0
     """Number of the worker among those that were started there."""
+    sight: _Fingerprint = ""
+    """Which processes it sees: see processes.py. Those with the same sight can tell of its end. Empty: none can."""
 
 
 class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
@@ -459,6 +464,17 @@ class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
     """Proof that it is worker `spawn` of the seat."""
     fingerprint: str = ""
     """As in RegisterWorker."""
+    sight: _Fingerprint = ""
+    """As in RegisterWorker."""
+    ended: Annotated[tuple[_Fingerprint, ...], msgspec.Meta(max_length=LOOKS_MAX)] = ()
+    """Of the processes that the answer before asked for, those that have ended, by their fingerprints."""
+
+
+class ProcessLook(msgspec.Struct, frozen=True):
+    """A process that a worker with the same sight is to look for."""
+
+    pid: _Int
+    fingerprint: str
 
 
 class StandbyOrder(msgspec.Struct, frozen=True, tag="standby_order"):
@@ -473,6 +489,9 @@ class StandbyOrder(msgspec.Struct, frozen=True, tag="standby_order"):
     launch_token: str = ""
     shutdown: ShutdownWorker | None = None
     """The job is over, or another submission's: it leaves."""
+    looks: Annotated[tuple[ProcessLook, ...], msgspec.Meta(max_length=LOOKS_MAX)] = ()
+    """Processes that have lost their connection, and that the coordinator does not see itself: have they ended? The worker looks
+    for a moment, and asks again with what it found."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -147,7 +147,16 @@ class Cluster:
         network, costs = DataNetwork(kernel, self.injector), scenario.row_costs
         sees_processes = streams.of("one host").random() < ONE_HOST_SHARE
         self.ports = SimPorts(
-            kernel, self.injector, control, network, observe, emitted, costs, holds_sources, sees_processes=sees_processes
+            kernel,
+            self.injector,
+            control,
+            network,
+            observe,
+            emitted,
+            costs,
+            holds_sources,
+            sees_processes=sees_processes,
+            sight="workers" if streams.of("one sight").random() < ONE_HOST_SHARE else "",
         )
         self.control = control
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
@@ -499,7 +508,7 @@ class Cluster:
             self._run_worker(driver, spec, nonce, slot, spawn)
             return
         process = self._process("standby", f"standby-{slot}")
-        standing = StandbyHost(self.kernel, self.control, process, spec, nonce, self._was_ordered)
+        standing = StandbyHost(self.ports, process, spec, nonce, self._was_ordered)
         self.standing_workers[process.name] = StandingWorker(standing, driver, slot, spawn)
         standing.start()
 

@@ -111,6 +111,8 @@ class SimPorts:
     """Names of the worker processes that run."""
     sees_processes: bool = False
     """Workers are on the coordinators' host."""
+    sight: str = ""
+    """Of all workers: see barriers/processes.py. Empty: none sees another one's end."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -220,6 +222,7 @@ class WorkerHost:
             fingerprint=self.process.name,
             seat=spec.seat,
             seat_spawn=spec.seat_spawn,
+            sight=self._ports.sight,
         )
 
     def _nonce(self, prefix: str) -> str:

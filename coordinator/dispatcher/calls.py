@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeAlias, TypeVar
 
 from holdfast.barriers.messages import RegisterWorker, StandBy
-from holdfast.barriers.processes import IsRunning, is_running
+from holdfast.barriers.processes import AskProcess, is_running
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, wait_for_look
@@ -52,7 +52,7 @@ class JobCalls:
         call_timeout_ms: int,
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
-        is_running: IsRunning = is_running,
+        is_running: AskProcess = is_running,
     ) -> None:
         """`look_for`: called with each requested job that this process does not lead; it must not block. `is_running`: of a process
         on this host."""

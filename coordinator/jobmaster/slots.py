@@ -274,7 +274,7 @@ class SlotPool:
         if message.data_address and not is_data_address(message.data_address):
             raise ProtocolError(f"slot {slot}: the data_address of a worker is tcp://<host>:<port>", slot=slot)
         self._check_data_key(message)
-        for name in ("nonce", "data_address", "fingerprint"):
+        for name in ("nonce", "data_address", "fingerprint", "sight"):
             text: str = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)

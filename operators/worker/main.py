@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.barriers.messages import ShutdownWorker, StandbyOrder
+from holdfast.barriers.processes import sight
 from holdfast.barriers.socketfolder import make_socket_folder
 from holdfast.barriers.transport import Transport
 from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
@@ -298,6 +299,7 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
         questions=QUESTIONS,
         seat=spec.seat,
         seat_spawn=spec.seat_spawn,
+        sight=sight(),
     )
 
 
