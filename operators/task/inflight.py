@@ -125,7 +125,8 @@ class InFlight:
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[ChannelState, ...]]:
         """Pool thread: encode and write all of it, in one file where it is not large."""
-        writer = PartsWriter(msgspec.structs.replace(target, pack_threshold=FILE_BYTES_MAX))
+        # Beside it the state of the operator merges its tables, with the same target.
+        writer = PartsWriter(msgspec.structs.replace(target, pack_threshold=FILE_BYTES_MAX), pack_name="inflight-pack")
         written: list[tuple[EdgeLog, WrittenPart, tuple[ChannelPiece, ...]]] = []
         for log in (*self._inputs, *self._outputs):
             data, pieces = encode_log(log)

@@ -90,7 +90,7 @@ def new_backend(backend: str, graph: JobGraph, subtask: int, folder: str) -> Any
         subtask=subtask,
         local_dir=folder,
         now_ms=0,
-        settings=StateBackendSettings(incremental=graph.config.is_incremental),
+        settings=StateBackendSettings(incremental=graph.config.is_incremental, memory_inline_bytes=8_000),
     )
 
 
