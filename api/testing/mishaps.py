@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.barriers.sinklog import ROOT_FOLDER
+from holdfast.barriers.sinks.log import ROOT_FOLDER
 from holdfast.operators.sinks.connector import CommitRequest, Committer, Sink, SinkWriter
 from holdfast.operators.sinks.parquet import FileSink
 from holdfast.operators.sinks.positions import CommitOwner, CommitPosition

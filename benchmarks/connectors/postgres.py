@@ -21,8 +21,8 @@ import holdfast as hf
 from benchmarks.connectors.measuring import REPEATS, Row, Timed, alternating, compared, timed, timed_job
 from benchmarks.harness import Bench
 from benchmarks.jobs import environment
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitPosition
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition
 from holdfast.operators.connectors.postgres.login import ingest_client
 from holdfast.operators.sinks.formats import encode
 from holdfast.operators.sinks.staging import StagedCheckpoint

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.wiring import name_edges
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, JobGraph
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker, StandbyOrder
-from holdfast.barriers.wiring import name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order

@@ -7,7 +7,7 @@ from typing import Any
 import holdfast.operators.sinks.committer as committer_module
 import holdfast.operators.sinks.log as log_module
 import holdfast.operators.sinks.merges as merges_module
-from holdfast.barriers.sinklog import LogEntry, MergeEntry
+from holdfast.barriers.sinks.log import LogEntry, MergeEntry
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.committing import TwoPhaseCommitter

@@ -4,7 +4,7 @@ A setting of the running job is named with its command; others hold from the nex
 
 from __future__ import annotations
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE
 from holdfast.barriers.tunable import TUNABLE, SettingValue, apply_settings
 from holdfast.coordinator.explain.facts import Facts
 from holdfast.coordinator.explain.records import CauseKind, SettingChange

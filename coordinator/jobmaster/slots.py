@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.barriers.authentication import is_data_address, is_data_key
 from holdfast.barriers.launches import is_launched
 from holdfast.barriers.messages import (
     INT_MAX,
@@ -31,6 +30,7 @@ from holdfast.barriers.messages import (
     clip,
     has_control_characters,
 )
+from holdfast.barriers.transport.authentication import is_data_address, is_data_key
 from holdfast.coordinator.jobmaster.actions import Action, CloseStream, Deliver
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import Turn

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.barriers.sinklog import CommitEntry, LogEntry
-from holdfast.barriers.sinkreading import Place
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry
+from holdfast.barriers.sinks.reading import Place
 
 TASKS_MAX = 64
 ROWS_PER_TASK_MAX = 1_000_000

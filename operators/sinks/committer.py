@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     COMMITTABLES,
     FORK_PROPERTY,
     MARKER_SUFFIX,
@@ -31,7 +31,7 @@ from holdfast.barriers.sinklog import (
     StagedFile,
     decode_committer_state,
 )
-from holdfast.barriers.sinkreading import read_log_flow
+from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
 from holdfast.operators.sinks.log import (

@@ -1,7 +1,7 @@
 """A two-phase file sink's log and the names of its files: take the sink over, commit a checkpoint's files, read what is committed.
 
 Each flow may stop between any two operations, be run again from restored state, and race with an older self. It knows nothing of
-operators and of Parquet. The log's records, and the committer's state, are in `holdfast.barriers.sinklog`.
+operators and of Parquet. The log's records, and the committer's state, are in `holdfast.barriers.sinks.log`.
 
 Where a link is a copy (S3), writers put their bytes in `data` at once, behind an empty marker in `staged`, for the sweep: step 1
 finds them there, and step 4 deletes the marker.
@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 import xxhash
 
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     LOG_VERSION,
     CommitEntry,
     LogEntry,
@@ -36,7 +36,7 @@ from holdfast.barriers.sinklog import (
     place_of,
     split_place,
 )
-from holdfast.barriers.sinkreading import read_log_flow
+from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.operators.sinks.formats import FileFormat
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.barriers.sinklog import MERGE_VERSION, LogEntry, MergeEntry, MergePlan, OwnerEntry, SinkPaths
+from holdfast.barriers.sinks.log import MERGE_VERSION, LogEntry, MergeEntry, MergePlan, OwnerEntry, SinkPaths
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.sinks.calls import log
 from holdfast.operators.sinks.formats import SUFFIXES, format_of

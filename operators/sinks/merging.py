@@ -24,7 +24,7 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     MERGE_VERSION,
     CommitEntry,
     LogEntry,
@@ -34,7 +34,7 @@ from holdfast.barriers.sinklog import (
     StagedFile,
     decode_plan,
 )
-from holdfast.barriers.sinkreading import read_log_flow
+from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.operators.sinks.combining import combiner_of
 from holdfast.operators.sinks.formats import format_of
 from holdfast.operators.sinks.log import (

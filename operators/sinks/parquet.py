@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from holdfast.barriers.messages import has_control_characters
-from holdfast.barriers.sinklog import ROOT_FOLDER, LogEntry, OwnerEntry, SinkPaths
-from holdfast.barriers.sinkreading import current_files, read_log_flow
+from holdfast.barriers.sinks.log import ROOT_FOLDER, LogEntry, OwnerEntry, SinkPaths
+from holdfast.barriers.sinks.reading import current_files, read_log_flow
 from holdfast.operators.base import Operator
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.formats import check_blank_lines, check_columns, checked_format, decode, format_of

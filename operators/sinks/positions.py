@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.barriers.stagedsink import ALL_ROWS as ALL_ROWS
-from holdfast.barriers.stagedsink import POSITION_VERSION as POSITION_VERSION
-from holdfast.barriers.stagedsink import CommitMark as CommitMark
-from holdfast.barriers.stagedsink import CommitPosition as CommitPosition
+from holdfast.barriers.sinks.staged import ALL_ROWS as ALL_ROWS
+from holdfast.barriers.sinks.staged import POSITION_VERSION as POSITION_VERSION
+from holdfast.barriers.sinks.staged import CommitMark as CommitMark
+from holdfast.barriers.sinks.staged import CommitPosition as CommitPosition
 from holdfast.statebackends.errors import CommitPositionLostError, FencedError, OutputMayRepeatError
 
 

@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.barriers.sinklog import LogPosition, StagedFile
-from holdfast.barriers.stagedsink import CommitPosition, StagedCheckpoint
+from holdfast.barriers.sinks.log import LogPosition, StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition, StagedCheckpoint
 from holdfast.operators.sinks.staging import StagingPaths
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import (

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.barriers.sinklog import MARKER_SUFFIX, SUMMARY_ENTRIES, LogPosition, PendingCheckpoint, SinkPaths
-from holdfast.barriers.stagedsink import POSITION_VERSION, CommitMark, CommitPosition
+from holdfast.barriers.sinks.log import MARKER_SUFFIX, SUMMARY_ENTRIES, LogPosition, PendingCheckpoint, SinkPaths
+from holdfast.barriers.sinks.staged import POSITION_VERSION, CommitMark, CommitPosition
 from holdfast.operators.sinks.committer import candidates_flow, delete_flow
 from holdfast.operators.sinks.log import (
     Claimant,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.barriers.stagedsink import ALL_ROWS, STAGED_CHECKPOINTS, CommitPosition, StagedCheckpoint
+from holdfast.barriers.sinks.staged import ALL_ROWS, STAGED_CHECKPOINTS, CommitPosition, StagedCheckpoint
 from holdfast.operators.sinks.target import FileSlice
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import AmbiguousWriteError

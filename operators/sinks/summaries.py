@@ -1,4 +1,4 @@
-"""Writing the summaries by which a long log is read in few reads (`holdfast.barriers.sinkreading`).
+"""Writing the summaries by which a long log is read in few reads (`holdfast.barriers.sinks.reading`).
 
 A summary repeats a thousand entries in one file. It decides nothing: entries are the log, stay where they are, and are read where a
 summary is missing or can't be believed. An entry never changes, so that all writers of a summary write the same bytes: a committer
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     SUMMARY_BYTES_MAX,
     SUMMARY_ENTRIES,
     SinkPaths,

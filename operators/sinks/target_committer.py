@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.sinklog import FORK_PROPERTY, StagedFile
-from holdfast.barriers.stagedsink import (
+from holdfast.barriers.sinks.log import FORK_PROPERTY, StagedFile
+from holdfast.barriers.sinks.staged import (
     STATE_VERSION,
     CommitMark,
     CommitPosition,

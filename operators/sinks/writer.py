@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.sinklog import LOG_VERSION, SinkPaths, StagedFile
+from holdfast.barriers.sinks.log import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.sinks.calls import CallPort, pause_flow
 from holdfast.operators.sinks.formats import SUFFIXES, FileFormat, encode

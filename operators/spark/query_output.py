@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.sinklog import SinkPaths, StagedFile
+from holdfast.barriers.sinks.log import SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.sinks.committer import decode_committable
 from holdfast.operators.sinks.parquet import FileSink

@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.alignment import AlignmentMetrics
+from holdfast.barriers.alignment.handler import AlignmentMetrics
+from holdfast.barriers.alignment.inflight import encode, held_bytes
 from holdfast.barriers.elements import Batch, Element
-from holdfast.barriers.inflight import encode, held_bytes
+from holdfast.barriers.exchange.wiring import derive_inputs, name_edges
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import derive_inputs, name_edges
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import ChannelPiece, ChannelState
 from holdfast.statebackends.snapshot.in_flight import EdgeName

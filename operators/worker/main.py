@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.barriers.messages import ShutdownWorker, StandbyOrder
 from holdfast.barriers.processes import sight
-from holdfast.barriers.socketfolder import make_socket_folder
-from holdfast.barriers.transport import Transport
-from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
+from holdfast.barriers.transport.port import Transport
+from holdfast.barriers.transport.socketfolder import make_socket_folder
+from holdfast.barriers.transport.zmq_transport import CurveKeys, ZmqTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.functions.context import LOGGER
 from holdfast.operators.pickling import dumps_by_value

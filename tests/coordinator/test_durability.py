@@ -7,7 +7,7 @@ import random
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
+from holdfast.barriers.sinks.log import PendingCheckpoint, SinkPaths, StagedFile
 from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, SubmissionRecord

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.barriers.sinklog import SinkPaths
-from holdfast.barriers.sinkreading import read_log_flow
+from holdfast.barriers.sinks.log import SinkPaths
+from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
 from holdfast.coordinator.ha import store
 from holdfast.coordinator.ha.leadership import find_leader, open_directory

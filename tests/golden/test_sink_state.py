@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitMark, CommitPosition, StagedCheckpoint, StagedState, decode_staged_state
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitMark, CommitPosition, StagedCheckpoint, StagedState, decode_staged_state
 from holdfast.operators.sinks.staging import Marker
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 

@@ -36,7 +36,7 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.barriers.sinklog import CommitEntry, LogPosition, MergeEntry, MergePlan, OwnerEntry, PendingCheckpoint, StagedFile
+from holdfast.barriers.sinks.log import CommitEntry, LogPosition, MergeEntry, MergePlan, OwnerEntry, PendingCheckpoint, StagedFile
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,

@@ -40,7 +40,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
     WorkerQuestion,
 )
-from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
+from holdfast.barriers.transport.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
 from holdfast.operators.worker.answers import QUESTIONS, Answering

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
-from holdfast.barriers.sinklog import SinkPaths
+from holdfast.barriers.sinks.log import SinkPaths
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import KeyedStream, Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum

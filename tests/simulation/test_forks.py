@@ -19,7 +19,7 @@ import holdfast.coordinator.restore.sink_forks as sink_forks_module
 import holdfast.operators.sinks.committer as committer_module
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.sinklog import FORK_PROPERTY
+from holdfast.barriers.sinks.log import FORK_PROPERTY
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, check_submission

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.barriers.stagedsink import STAGED_CHECKPOINTS, CommitPosition
+from holdfast.barriers.sinks.staged import STAGED_CHECKPOINTS, CommitPosition
 from holdfast.operators.sinks.positions import CommitOwner
 from holdfast.operators.sinks.staged import StagedSink
 from holdfast.operators.sinks.target import CommitTarget

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.sinklog import SinkPaths, place_of_staged
+from holdfast.barriers.sinks.log import SinkPaths, place_of_staged
 from holdfast.operators.sinks import partitions
 from holdfast.operators.sinks.committer import candidates_flow
 from holdfast.operators.sinks.formats import decode, encode

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import holdfast.operators.sinks.committer as committer_module
-from holdfast.barriers.sinklog import FORK_PROPERTY, OwnerEntry, SinkFork, place_of
+from holdfast.barriers.sinks.log import FORK_PROPERTY, OwnerEntry, SinkFork, place_of
 from holdfast.operators.sinks.log import end_log_flow
 from holdfast.operators.sinks.parquet import read_log
 from holdfast.statebackends.errors import CommittableLostError, FencedError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.barriers.sinklog import SinkPaths
+from holdfast.barriers.sinks.log import SinkPaths
 from holdfast.operators.sinks.parquet import committed_files, read_committed
 from holdfast.statebackends.errors import CommittableLostError
 from holdfast.statebackends.storage.port import DeleteFile, ListFiles, copies_links

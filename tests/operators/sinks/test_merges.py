@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, MergeEntry, SinkPaths, StagedFile, decode_entry
-from holdfast.barriers.sinkreading import current_files
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, MergeEntry, SinkPaths, StagedFile, decode_entry
+from holdfast.barriers.sinks.reading import current_files
 from holdfast.operators.sinks import merging
 from holdfast.operators.sinks.log import MergeSettings
 from holdfast.operators.sinks.merging import Runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
+from holdfast.barriers.sinks.log import CommitEntry, OwnerEntry, SinkPaths
 from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.log import SinkSettings
 from holdfast.operators.sinks.parquet import read_log

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import SinkPaths, StagedFile
-from holdfast.barriers.stagedsink import CommitPosition
+from holdfast.barriers.sinks.log import SinkPaths, StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition
 from holdfast.operators.sinks import query_batches
 from holdfast.operators.sinks.calls import Pause
 from holdfast.operators.sinks.committer import decode_committable

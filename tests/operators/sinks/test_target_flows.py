@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitMark, CommitPosition, StagedCheckpoint
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitMark, CommitPosition, StagedCheckpoint
 from holdfast.operators.sinks import target_port
 from holdfast.operators.sinks.calls import TRIES, Pause
 from holdfast.operators.sinks.positions import CommitOwner
