@@ -1,7 +1,7 @@
 """The commit position of a sink, and what the committer of a `CommitTarget` keeps in state: records that committers and
 coordinator share.
 
-A target stores the position beside the rows. Who may move it on is for `holdfast.operators.sinks.positions`."""
+A target stores the position beside the rows. Who may move it on is for `holdfast.operators.sinks.targets.positions`."""
 
 from __future__ import annotations
 

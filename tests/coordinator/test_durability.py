@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.store import (
     write_result,
     write_submission,
 )
-from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from holdfast.operators.sinks.files.log import Claimant, OpenLog, commit_flow, open_log_flow
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow

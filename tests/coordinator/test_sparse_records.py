@@ -24,7 +24,7 @@ from holdfast.coordinator.ha.store import list_jobs, put_once, read_checkpoint, 
 from holdfast.coordinator.ownership import fsck
 from holdfast.coordinator.ownership.claims import find_owner
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
-from holdfast.operators.sinks.committer import living_snapshots_flow
+from holdfast.operators.sinks.files.committer import living_snapshots_flow
 from holdfast.operators.sources.materialised import load_manifest_flow
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths

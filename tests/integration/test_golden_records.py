@@ -51,7 +51,7 @@ from holdfast.coordinator.ha.records import (
     VoidRecord,
 )
 from holdfast.coordinator.totals import OperatorTotals
-from holdfast.operators.sinks.log import Committable
+from holdfast.operators.sinks.files.log import Committable
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

@@ -12,7 +12,7 @@ from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.coordinator.explain.records import CauseKind
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from tests.integration.counting import SCHEMA, HangingCountPerKey, make_batch
 from tests.integration.test_two_processes import TOKEN, Cluster, committed, eventually, expected

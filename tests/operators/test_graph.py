@@ -22,7 +22,7 @@ from holdfast.operators.datastream.stream import KeyedStream, Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.staging import StagingPaths
+from holdfast.operators.sinks.targets.staging import StagingPaths
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor

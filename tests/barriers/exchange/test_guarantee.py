@@ -15,7 +15,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.promises import promises_not_kept
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions import aggregates
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import InvalidConfigError
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.sinks.log import CommitEntry, LogEntry, OwnerEntry, StagedFile
-from holdfast.operators.sinks.committed import FileRows, admit, digest_of, rows_of, shared
+from holdfast.operators.sinks.files.committed import FileRows, admit, digest_of, rows_of, shared
 from tests.examples import examples
 
 

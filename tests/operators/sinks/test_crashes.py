@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.sinks.log import CommitEntry
-from holdfast.operators.sinks.parquet import read_log
+from holdfast.operators.sinks.files.parquet import read_log
 from tests.examples import examples
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage, committed, published

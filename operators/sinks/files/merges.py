@@ -11,9 +11,9 @@ from typing import Any
 from holdfast.barriers.sinks.log import MERGE_VERSION, LogEntry, MergeEntry, MergePlan, OwnerEntry, SinkPaths
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.sinks.calls import log
-from holdfast.operators.sinks.formats import SUFFIXES, format_of
-from holdfast.operators.sinks.log import FileName, MergeSettings, job_tag, nonce_tag
-from holdfast.operators.sinks.merging import (
+from holdfast.operators.sinks.files.formats import SUFFIXES, format_of
+from holdfast.operators.sinks.files.log import FileName, MergeSettings, job_tag, nonce_tag
+from holdfast.operators.sinks.files.merging import (
     ENTRIES_BACK,
     MERGED,
     Appended,

@@ -34,7 +34,7 @@ from holdfast.barriers.sinks.log import (
 from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.operators.base import OperatorContext, Output
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
-from holdfast.operators.sinks.log import (
+from holdfast.operators.sinks.files.log import (
     Claimant,
     Committable,
     FileName,
@@ -47,10 +47,10 @@ from holdfast.operators.sinks.log import (
     open_log_flow,
     parse_name,
 )
-from holdfast.operators.sinks.merges import Merges
-from holdfast.operators.sinks.merging import Appended, append_merge_flow
-from holdfast.operators.sinks.summaries import Summaries
-from holdfast.operators.sinks.writer import StagedFolder
+from holdfast.operators.sinks.files.merges import Merges
+from holdfast.operators.sinks.files.merging import Appended, append_merge_flow
+from holdfast.operators.sinks.files.summaries import Summaries
+from holdfast.operators.sinks.files.writer import StagedFolder
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, UnsupportedVersionError
 from holdfast.statebackends.layout import DecisionTag, JobPaths, decode_claim_attempt, decode_decision_tag, parse_checkpoint_name

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator, OperatorContext
-from holdfast.operators.sinks.log import SinkSettings
-from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
-from holdfast.operators.sinks.staging import StagingPaths
-from holdfast.operators.sinks.target import CommitTarget
-from holdfast.operators.sinks.target_committer import TargetCommitter
-from holdfast.operators.sinks.writer import ParquetSinkWriter, StagedFolder
+from holdfast.operators.sinks.files.log import SinkSettings
+from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter, StagedFolder
+from holdfast.operators.sinks.targets.committer import TargetCommitter
+from holdfast.operators.sinks.targets.staging import StagingPaths
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidKeyError, InvalidRowError
 from holdfast.statebackends.storage.port import Storage
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 
 
 class CommitTarget(ABC):

@@ -10,7 +10,7 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
-from holdfast.operators.sinks.json_rows import json_lines
+from holdfast.operators.sinks.files.json_rows import json_lines
 from holdfast.operators.sources.file_formats import csv_conversion, json_parsing
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.storage.port import Buffer

@@ -12,8 +12,8 @@ import msgspec
 
 from holdfast.barriers.sinks.log import MARKER_SUFFIX, SUMMARY_ENTRIES, LogPosition, PendingCheckpoint, SinkPaths
 from holdfast.barriers.sinks.staged import POSITION_VERSION, CommitMark, CommitPosition
-from holdfast.operators.sinks.committer import candidates_flow, delete_flow
-from holdfast.operators.sinks.log import (
+from holdfast.operators.sinks.files.committer import candidates_flow, delete_flow
+from holdfast.operators.sinks.files.log import (
     Claimant,
     OpenLog,
     check_known_flow,
@@ -23,11 +23,11 @@ from holdfast.operators.sinks.log import (
     open_log_flow,
     parse_name,
 )
-from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.query_batches import BatchSeal, QueryPaths, QueryState, Start
-from holdfast.operators.sinks.summaries import summarise_flow
-from holdfast.operators.sinks.target import FindMissing
-from holdfast.operators.sinks.target_committer import TargetFlows, begin_flow
+from holdfast.operators.sinks.files.summaries import summarise_flow
+from holdfast.operators.sinks.queries.batches import BatchSeal, QueryPaths, QueryState, Start
+from holdfast.operators.sinks.targets.committer import TargetFlows, begin_flow
+from holdfast.operators.sinks.targets.positions import CommitOwner
+from holdfast.operators.sinks.targets.target import FindMissing
 from holdfast.statebackends.errors import CommitPositionLostError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.storage.flows import delete_files
 from holdfast.statebackends.storage.port import Flow, ListFolder, Operation, StatFile, Storage, copies_links, one_by_one

@@ -37,7 +37,7 @@ from holdfast.barriers.sinks.log import (
     split_place,
 )
 from holdfast.barriers.sinks.reading import read_log_flow
-from holdfast.operators.sinks.formats import FileFormat
+from holdfast.operators.sinks.files.formats import FileFormat
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,

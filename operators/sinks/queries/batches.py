@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.barriers.sinks.log import LogPosition, StagedFile
 from holdfast.barriers.sinks.staged import CommitPosition, StagedCheckpoint
-from holdfast.operators.sinks.staging import StagingPaths
+from holdfast.operators.sinks.targets.staging import StagingPaths
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,

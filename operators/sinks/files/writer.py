@@ -18,9 +18,9 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.sinks.log import LOG_VERSION, SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
 from holdfast.operators.sinks.calls import CallPort, pause_flow
-from holdfast.operators.sinks.formats import SUFFIXES, FileFormat, encode
-from holdfast.operators.sinks.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
-from holdfast.operators.sinks.partitions import split_rows
+from holdfast.operators.sinks.files.formats import SUFFIXES, FileFormat, encode
+from holdfast.operators.sinks.files.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
+from holdfast.operators.sinks.files.partitions import split_rows
 from holdfast.statebackends.storage.port import Flow, Storage, WriteFile, copies_links
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])

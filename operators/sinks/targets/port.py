@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.operators.sinks.calls import CallPort
-from holdfast.operators.sinks.positions import ALL_ROWS
-from holdfast.operators.sinks.target import ApplyRows, CommitTarget, FileSlice, FindMissing, OpenTarget
+from holdfast.operators.sinks.targets.positions import ALL_ROWS
+from holdfast.operators.sinks.targets.target import ApplyRows, CommitTarget, FileSlice, FindMissing, OpenTarget
 from holdfast.statebackends.errors import CommittableLostError, CorruptStateError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.storage.port import ReadFile, StatFile, Storage, transfers_of
 

@@ -35,9 +35,9 @@ from holdfast.barriers.sinks.log import (
     decode_plan,
 )
 from holdfast.barriers.sinks.reading import read_log_flow
-from holdfast.operators.sinks.combining import combiner_of
-from holdfast.operators.sinks.formats import format_of
-from holdfast.operators.sinks.log import (
+from holdfast.operators.sinks.files.combining import combiner_of
+from holdfast.operators.sinks.files.formats import format_of
+from holdfast.operators.sinks.files.log import (
     Claimant,
     MergeSettings,
     OpenLog,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.barriers.sinks.staged import ALL_ROWS, STAGED_CHECKPOINTS, CommitPosition, StagedCheckpoint
-from holdfast.operators.sinks.target import FileSlice
+from holdfast.operators.sinks.targets.target import FileSlice
 from holdfast.statebackends.decoding import decode_versioned
 from holdfast.statebackends.errors import AmbiguousWriteError
 from holdfast.statebackends.layout import SINKS_FOLDER, folder_name

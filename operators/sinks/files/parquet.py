@@ -18,11 +18,11 @@ from holdfast.barriers.messages import has_control_characters
 from holdfast.barriers.sinks.log import ROOT_FOLDER, LogEntry, OwnerEntry, SinkPaths
 from holdfast.barriers.sinks.reading import current_files, read_log_flow
 from holdfast.operators.base import Operator
-from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.formats import check_blank_lines, check_columns, checked_format, decode, format_of
-from holdfast.operators.sinks.log import MergeSettings, SinkSettings
-from holdfast.operators.sinks.partitions import check_partitions
-from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sinks.files.committer import FileCommitter
+from holdfast.operators.sinks.files.formats import check_blank_lines, check_columns, checked_format, decode, format_of
+from holdfast.operators.sinks.files.log import MergeSettings, SinkSettings
+from holdfast.operators.sinks.files.partitions import check_partitions
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter
 from holdfast.operators.sources.hive import values_of, with_partition
 from holdfast.operators.sources.materialised import schema_from_text, schema_text
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError, ObjectMissingError

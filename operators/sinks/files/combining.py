@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.operators.sinks.formats import COMPRESSED_BYTES_MIN, ROW_GROUP_BYTES, FileFormat
+from holdfast.operators.sinks.files.formats import COMPRESSED_BYTES_MIN, ROW_GROUP_BYTES, FileFormat
 from holdfast.statebackends.storage.port import Buffer
 
 

@@ -24,13 +24,13 @@ from holdfast.barriers.sinks.staged import (
 )
 from holdfast.operators.base import CallThread, OperatorContext, Output
 from holdfast.operators.sinks.calls import TRIES, Pause, close_on, log
-from holdfast.operators.sinks.committer import Orphans, decode_committable
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
-from holdfast.operators.sinks.log import SinkSettings
-from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.staging import STAGED, StagingPaths, Step, line_flow, next_step
-from holdfast.operators.sinks.target import ApplyRows, CommitTarget, FindMissing, OpenTarget
-from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.sinks.files.committer import Orphans, decode_committable
+from holdfast.operators.sinks.files.log import SinkSettings
+from holdfast.operators.sinks.targets.port import TargetPort
+from holdfast.operators.sinks.targets.positions import CommitOwner
+from holdfast.operators.sinks.targets.staging import STAGED, StagingPaths, Step, line_flow, next_step
+from holdfast.operators.sinks.targets.target import ApplyRows, CommitTarget, FindMissing, OpenTarget
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
