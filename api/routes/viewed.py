@@ -39,8 +39,8 @@ KEPT_PATHS_MAX = 1_024
 """Paths with their queries of which anything is known; those that were asked for longest ago are forgotten first."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 """Of all encoded answers together."""
-KEPT_BODY_BYTES_MAX = 1024 * 1024
-"""A larger answer is encoded for each who asks for it."""
+KEPT_BODY_BYTES_MAX = 4 * 1024 * 1024
+"""A larger answer is encoded for each who asks for it. Five series of a job of 40 operators have 700 KB."""
 KEPT_PATH_CHARS_MAX = 4_096
 """Of a path with a longer query, both together, nothing is kept."""
 
