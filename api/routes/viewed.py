@@ -39,10 +39,10 @@ KEPT_PATHS_MAX = 1_024
 """Paths with their queries of which anything is known; those that were asked for longest ago are forgotten first."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 """Of all encoded answers together."""
-KEPT_BODY_BYTES_MAX = 1024 * 1024
-"""A larger answer is encoded for each who asks for it."""
-QUERY_BYTES_MAX = 4_096
-"""Of a request with a longer query nothing is kept."""
+KEPT_BODY_BYTES_MAX = 4 * 1024 * 1024
+"""A larger answer is encoded for each who asks for it. Five series of a job of 40 operators have 700 KB."""
+KEPT_PATH_CHARS_MAX = 4_096
+"""Of a path with a longer query, both together, nothing is kept."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 """Of an answer, as ASGI has them."""
@@ -164,8 +164,8 @@ class _Kept:
     """For the metrics of requests."""
     job_id: str | None
     diagnosed: bool
-    tag: str = ""
-    """Of the moment of `body`."""
+    etag: str = ""
+    """Of `body`."""
     encoded_s: float = 0.0
     headers: Headers = ()
     body: bytes | None = None
@@ -185,13 +185,16 @@ class KeptAnswers:
         """By path and query, by when they were asked for."""
         self._bytes = 0
         self._encoding: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
-        """By path, query and tag: done once the answer is kept, or none comes."""
+        """By path, query and ETag: done once the answer is kept, or none comes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "GET" or len(scope["query_string"]) > QUERY_BYTES_MAX:
+        if scope["type"] != "http" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
         key = (scope["path"], scope["query_string"])
+        if len(key[0]) + len(key[1]) > KEPT_PATH_CHARS_MAX:
+            await self._app(scope, receive, send)
+            return
         kept = self._kept.get(key)
         if kept is None:
             await self._pass_on(key, scope, receive, send)
@@ -212,24 +215,25 @@ class KeptAnswers:
             scope["route"] = kept.route
             await unmodified(headers)(scope, receive, send)
             return
-        encoding = self._encoding.get((*key, moment.tag))
+        encoding = self._encoding.get((*key, headers["ETag"]))
         if encoding is not None:
             await asyncio.shield(encoding)
             kept = self._kept.get(key, kept)
-        if kept.body is not None and kept.tag == moment.tag and time.monotonic() - kept.encoded_s < KEPT_S:
+        if kept.body is not None and kept.etag == headers["ETag"] and time.monotonic() - kept.encoded_s < KEPT_S:
             scope["route"] = kept.route
             await _send_again(kept, headers[AS_OF_HEADER].encode(), send)
             return
         scope[_SHOWN] = Shown(kept.job_id, kept.diagnosed, moment)
-        await self._encode(key, moment.tag, scope, receive, send)
+        await self._encode(key, headers["ETag"], scope, receive, send)
 
-    async def _encode(self, key: tuple[str, bytes], tag: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _encode(self, key: tuple[str, bytes], etag: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Have FastAPI answer, for all who ask meanwhile."""
-        encoding = self._encoding.setdefault((*key, tag), asyncio.get_running_loop().create_future())
+        place = (*key, etag)
+        encoding = self._encoding.setdefault(place, asyncio.get_running_loop().create_future())
 
         def let_go() -> None:
-            if self._encoding.get((*key, tag)) is encoding:
-                del self._encoding[(*key, tag)]
+            if self._encoding.get(place) is encoding:
+                del self._encoding[place]
             if not encoding.done():
                 encoding.set_result(None)
 
@@ -267,7 +271,7 @@ class KeptAnswers:
             return
         kept = _Kept(scope["route"], shown.job_id, shown.diagnosed)
         if status == 200 and len(body) <= KEPT_BODY_BYTES_MAX:
-            kept.tag, kept.encoded_s, kept.headers, kept.body = shown.moment.tag, time.monotonic(), headers, body
+            kept.etag, kept.encoded_s, kept.headers, kept.body = _etag(shown.moment.tag), time.monotonic(), headers, body
             self._bytes += len(body)
         self._kept[key] = kept
         while len(self._kept) > KEPT_PATHS_MAX or self._bytes > KEPT_BYTES_MAX:

@@ -221,6 +221,27 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     assert mark() == DrillMark(begun.started_ms, has_failed=True, overdue_ms=0)
 
 
+def drills_told(service: CoordinatorService, job_id: str) -> str:
+    """What the tag of a job's health has of them."""
+    now = service.moment_now(job_id, diagnosed=True)
+    assert now.moment is not None
+    return now.moment.tag.rsplit("-", 2)[1]
+
+
+def test_the_tag_of_a_job_s_health_is_another_one_whenever_its_drills_are(service: CoordinatorService, crew: Crew) -> None:
+    with_process(service, PRINT.format(REPORT))
+    job_id, place = crew.job_id, service.health(crew.job_id).resume
+    tags = [drills_told(service, job_id)]
+    begun = service.drill(job_id)
+    tags.append(drills_told(service, job_id))
+    outcome(service, job_id, begun)
+    tags.append(drills_told(service, job_id))
+    service.note_verified(job_id, place.location, Verification(place.checkpoint_id, 5_000))
+    tags.append(drills_told(service, job_id))
+    assert len(set(tags)) == len(tags)
+    assert drills_told(service, job_id) == tags[-1]
+
+
 def test_a_verification_counts_where_the_snapshot_is_the_job_s_own(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
     job_id = crew.job_id
     place = service.health(job_id).resume
