@@ -43,6 +43,7 @@ JOBS_KEPT = 1_000
 LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
 OUTPUT_BYTES_MAX = 1 << 20
+DELETED = "it was deleted while it was read: a label keeps it (holdfast label JOB ID NAME), or retained_checkpoints keeps more"
 KILLED_TIMEOUT_S = 5.0
 """How long the end of a killed drill is waited for."""
 
@@ -286,7 +287,7 @@ class JobDrills:
         """A snapshot that was deleted while it was read is no damaged one."""
         if not (report.problem_count or report.error) or self._is_there(view):
             return report
-        return DrillReport(error="it was deleted while it was read")
+        return DrillReport(error=DELETED)
 
     def _is_there(self, view: DrillView) -> bool:
         paths = [metadata_path(view.location)]

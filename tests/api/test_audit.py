@@ -404,6 +404,15 @@ def test_changes_and_refusals_of_a_service_are_on_record(tmp_path: Path) -> None
     assert verify_audit(str(tmp_path)).is_whole
 
 
+def test_changes_have_names_and_labels_are_told(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.request("PUT", f"/v1/jobs/{JOB}/labels/good", {"checkpoint": 41})
+        served.request("DELETE", f"/v1/jobs/{JOB}/labels/good")
+        served.request("POST", f"/v1/jobs/{JOB}/drills", {})
+    found = [(line.request, line.subject, line.job) for line in read_audit(str(tmp_path)) if line.kind == "request"]
+    assert found == [("label", "good", JOB), ("remove a label", "good", JOB), ("drill", "", JOB)]
+
+
 def test_a_service_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
     with serving(FakeCoordinator(), tmp_path) as served:
         served.json("GET", "/v1/jobs")

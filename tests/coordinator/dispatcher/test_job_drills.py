@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.job_drills import DELETED
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.records import Verdict
 from holdfast.coordinator.history.store import HistoryQuery
@@ -134,7 +135,7 @@ def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: Coordinato
     with_process(service, PRINT.format('{"problem_count": 1, "problems": ["gone"]}'))
     drills = service._drills
     assert ended.state is DrillState.FAILED
-    assert drills._judged(begun, drills._execute(begun.location)).error == "it was deleted while it was read"
+    assert drills._judged(begun, drills._execute(begun.location)).error == DELETED
 
 
 def test_drills_are_scheduled_and_outlive_their_coordinator(service: CoordinatorService, tmp_path: Path) -> None:
