@@ -6,10 +6,8 @@ outcome like any other. It decides nothing about a job."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.confined import ConfinedProcess, Ended, ProcessEnd
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_log import about, printable
@@ -44,8 +43,6 @@ LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
 OUTPUT_BYTES_MAX = 1 << 20
 DELETED = "it was deleted while it was read: a label keeps it (holdfast label JOB ID NAME), or retained_checkpoints keeps more"
-KILLED_TIMEOUT_S = 5.0
-"""How long the end of a killed drill is waited for."""
 
 Command = Callable[[], list[str]]
 
@@ -80,7 +77,7 @@ class JobDrills:
         self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
         self._verified: OrderedDict[str, deque[Verification]] = OrderedDict()
         self._changes = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ConfinedProcess | None = None
         self._thread: threading.Thread | None = None
         self._seen_ms: dict[str, int] = {}
         self._due_ms: dict[str, int] = {}
@@ -255,33 +252,16 @@ class JobDrills:
 
     def _execute(self, location: str) -> DrillReport:
         request = msgspec.json.encode(DrillRequest(location, max(1, int(self._seconds_max))))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        try:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return DrillReport(error=f"its process could not be started: {error}")
+        process = ConfinedProcess(seconds_max=self._seconds_max, output_bytes_max=OUTPUT_BYTES_MAX)
         with self._lock:
             self._process = process
         if self._stopping.is_set():
             process.kill()
         try:
-            output, _ = process.communicate(request, timeout=self._seconds_max)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that storage holds dies when that answers
-                process.communicate(timeout=KILLED_TIMEOUT_S)
-            return DrillReport(error=f"it took longer than {self._seconds_max:g} s")
+            return _reported(process.run(self._command(), request))
         finally:
             with self._lock:
                 self._process = None
-        return _reported(output[:OUTPUT_BYTES_MAX], process.returncode)
 
     def _judged(self, view: DrillView, report: DrillReport) -> DrillReport:
         """A snapshot that was deleted while it was read is no damaged one."""
@@ -381,10 +361,11 @@ def _real(location: str) -> str:
     return location if "://" in location else os.path.realpath(location)
 
 
-def _reported(output: bytes, code: int) -> DrillReport:
+def _reported(ended: Ended) -> DrillReport:
+    if ended.end is not ProcessEnd.EXITED:
+        return DrillReport(error=ended.detail)
     try:
-        return decode_json(output.strip(), DrillReport)
+        return decode_json(ended.output.strip(), DrillReport)
     except UNDECODABLE:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = "it may have reached its bound of memory or of processor time"
-        return DrillReport(error=f"its process died ({how}) without a word; {why}")
+        return DrillReport(error=f"its process died ({ended.how}) without a word; {why}")
