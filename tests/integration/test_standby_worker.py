@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.jobmaster.slots import Slot, SlotPool
+from holdfast.statebackends.factory import BackendKind
 from tests.integration.test_two_processes import Cluster, committed, counting_plan, eventually, expected
 from tests.integration.test_two_processes import cluster as cluster
 
@@ -106,7 +107,7 @@ def test_it_takes_the_slot_of_a_killed_worker(cluster: Cluster, tmp_path: Path) 
 @pytest.mark.parametrize("seats", [(0, 2, 1, 0, 2), (1, 2, 1, 2, 0, 0, 2, 1), (3, 0, 3, 1, 2)])
 @pytest.mark.parametrize(("backend", "standbys"), [("rocksdb", 1), ("memory", 2), ("filesystem", 1)])
 def test_the_count_is_exact_through_kills_of_whoever_is_there(
-    cluster: Cluster, tmp_path: Path, backend: str, standbys: int, seats: tuple[int, ...]
+    cluster: Cluster, tmp_path: Path, backend: BackendKind, standbys: int, seats: tuple[int, ...]
 ) -> None:
     """Whoever is in a seat by then: a worker in a slot, one that stands by, or one that is just starting."""
     rows = 4_000
