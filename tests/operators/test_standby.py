@@ -18,6 +18,7 @@ import pytest
 from holdfast.barriers import codec
 from holdfast.barriers.messages import LOOKS_MAX, ProcessLook, ShutdownWorker, StandBy, StandbyOrder
 from holdfast.barriers.processes import fingerprint_of, has_ended, is_running, sight
+from holdfast.operators.spark.access import count_hosts
 from holdfast.operators.spark.progress import seen_workers
 from holdfast.operators.spark.slots import WorkerTemplate
 from holdfast.operators.spark.supervisor import (
@@ -120,6 +121,22 @@ def test_it_asks_ever_more_rarely_while_nobody_answers(waiting: Waiting) -> None
     waiting.answered(StandbyOrder(1))
     assert waiting.unreachable_since_ms is None
     assert waiting.failed(500).delay_ms <= BACKOFF_MIN_MS
+
+
+@pytest.mark.parametrize(
+    ("executors", "hosts"),
+    [
+        ([], 1),
+        (["driver"], 1),
+        (["driver", "driver"], 1),
+        (["driver", "a", "b"], 2),
+        (["a", "driver", "driver", "a"], 2),
+        (["10.0.0.9", "a"], 2),
+    ],
+)
+def test_hosts_are_those_of_executors_with_the_drivers_if_one_runs_there(executors: list[str], hosts: int) -> None:
+    """Spark names the driver among its executors, once; under a name that it is not known by, it counts as a host."""
+    assert count_hosts(executors, "driver") == hosts
 
 
 SPEC = WorkerSpec("job", 2, 3, 4, "http://here", None, "state", b"", "local", spawn=7, launch_token="mine", stands_by=True)

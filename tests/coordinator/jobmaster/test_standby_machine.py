@@ -502,7 +502,7 @@ def bring(world: World, victim: Process, step: str) -> bool:
         return True
     world.cut(victim)
     for _ in range(STREAM_GRACE_MS):
-        others = [lambda each=each: world.act(each) for each in world.processes[:1]]  # type: ignore[misc]
+        others = [lambda each=each: world.act(each) for each in world.processes[:1]]
         for act in (world.outcomes, *others, lambda: world.pass_time(5), lambda: world.act(standby)):
             if reached(world, standby) == step:
                 return True
