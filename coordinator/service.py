@@ -133,22 +133,22 @@ class CoordinatorService:
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
         self._questions = WorkerQuestions(self._calls, clock)
+        draw = lambda: f"{self._rng.getrandbits(128):032x}"  # noqa: E731
+        self._labels = JobLabels(self._calls, self._storage, clock, draw, self._clear_recorded)
         self._drills = JobDrills(
             self._calls,
             self._registry,
             self._storage,
             clock,
-            lambda: f"{self._rng.getrandbits(128):032x}",
+            draw,
             seconds_max=config.drill_timeout_ms / 1000,
+            labels=self._labels,
         )
         self._costs = Costs(self._storage, clock)
         recollection = Recollection(self._storage)
         self._positions = SourcePositions(self._storage)
         self._diagnosis = Diagnosis(
             self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
-        )
-        self._labels = JobLabels(
-            self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
         self._perform(self._host.open())
         self._threads = [

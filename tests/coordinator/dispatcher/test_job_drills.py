@@ -130,6 +130,47 @@ def test_one_drill_runs_at_a_time_and_ends_with_the_coordinator(service: Coordin
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("drill-")]
 
 
+def labels_of(service: CoordinatorService, job_id: str) -> list[tuple[str, int]]:
+    return [(view.label, view.checkpoint_id) for view in service.labels(job_id).labels]
+
+
+def test_what_is_drilled_stays_though_the_job_goes_on(service: CoordinatorService, tmp_path: Path) -> None:
+    """A job may take checkpoints faster than one is read, and keep one alone."""
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    gate = tmp_path / "gate"
+    with_process(service, f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint({REPORT!r})")
+    begun = service.drill(crew.job_id)
+    crew.until_completed(begun.checkpoint_id + 3)
+    assert (Path(begun.location) / "_metadata").exists()
+    ((label, number),) = labels_of(service, crew.job_id)
+    assert (label.startswith("drilling"), number) == (True, begun.checkpoint_id)
+    gate.touch()
+    assert outcome(service, crew.job_id, begun).state is DrillState.PASSED
+    assert labels_of(service, crew.job_id) == []
+    crew.until(lambda: not Path(begun.location).exists(), what="the end of what nobody keeps any more")
+
+
+def test_a_label_that_a_drill_left_over_is_removed_by_the_next_one(service: CoordinatorService, crew: Crew) -> None:
+    with_process(service, PRINT.format(REPORT))
+    newest = outcome(service, crew.job_id, service.drill(crew.job_id)).checkpoint_id
+    service.add_label(crew.job_id, newest, "drilling0123456789abcdef")
+    service.add_label(crew.job_id, newest, "drilling-mine")
+    assert outcome(service, crew.job_id, service.drill(crew.job_id)).state is DrillState.PASSED
+    assert labels_of(service, crew.job_id) == [("drilling-mine", newest)]
+
+
+def test_a_drill_goes_on_without_a_label_where_none_can_be_given(
+    service: CoordinatorService, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageUnavailableError("it hangs")
+
+    monkeypatch.setattr(service._labels, "add", refuse)
+    with_process(service, PRINT.format(REPORT))
+    assert outcome(service, crew.job_id, service.drill(crew.job_id)).state is DrillState.PASSED
+
+
 def test_what_can_not_be_drilled_is_named(service: CoordinatorService, crew: Crew) -> None:
     with pytest.raises(NotFoundError, match="has no checkpoint 999 to drill"):
         service.drill(crew.job_id, 999)
@@ -217,11 +258,11 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     drills.look()
     assert mark() == DrillMark(overdue_ms=0), "it has a schedule"
     with_process(service, "import time; time.sleep(600)")
-    drills._thread = threading.current_thread()  # another job's drill takes all night
+    drills._is_busy = True  # another job's drill takes all night
     drills._seen_ms[crew.job_id] -= 90_000
     drills.look()
     assert 30_000 <= mark().overdue_ms < 60_000
-    drills._thread = None
+    drills._is_busy = False
     with_process(service, PRINT.format('{"rows": 3, "problem_count": 1, "problems": ["x.parquet: damaged"]}'))
     drills.look()
     begun = service.drills(crew.job_id)[0]
