@@ -35,8 +35,7 @@ DASHBOARDS, LOOK_S = 20, 2.0
 _ANY = 999_999_999
 _ANY_ID = b'"checkpoint_id":999999999'
 
-_SERIES = "records_in_per_second,records_out_per_second,busy_ratio,backpressured_ratio,watermark_lag_ms"
-LOOKS_AT = ("", "/checkpoints", "/health", f"/series?metric={_SERIES}")
+LOOKS_AT = ("", "/checkpoints", "/health", "/series?metric=records_in_per_second")
 """What pages of a job ask for, below `/v1/jobs/<id>`."""
 
 
