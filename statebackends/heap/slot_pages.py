@@ -106,6 +106,11 @@ class SlotPages:
         marks[slot & PLACE_MASK] = 1
         self.pages[page][slot & PLACE_MASK] = value
 
+    def is_marked(self, slot: int) -> bool:
+        """Whether it was written since the last barrier."""
+        marks = self.marks[slot >> PAGE_BITS]
+        return marks is not None and bool(marks[slot & PLACE_MASK])
+
     def load(self, slots: Slots, values: Sequence[Any]) -> None:
         """Restored values; no mark is set. Before the first barrier."""
         pages = self.pages
@@ -117,6 +122,18 @@ class SlotPages:
             return
         for slot, value in zip(slots.tolist(), values, strict=True):
             pages[slot >> PAGE_BITS][slot & PLACE_MASK] = value
+
+    def merge(self, slots: Slots, values: Sequence[Any]) -> None:
+        """As `load`, of lists, or dicts of a map's entries, of which some may be there."""
+        pages = self.pages
+        for slot, value in zip(slots.tolist(), values, strict=True):
+            page, place = pages[slot >> PAGE_BITS], slot & PLACE_MASK
+            if page[place] is MISSING:
+                page[place] = value
+            elif isinstance(value, list):
+                page[place].extend(value)
+            else:
+                page[place].update(value)
 
     # ---------------------------------------------------------------------------------------------------------- barriers
 
