@@ -217,7 +217,7 @@ class SlotMapState(Generic[K, V]):
         else:
             entries.remove(key)
         if not (entries if type(entries) is dict else entries.count):
-            self._pages[page][place] = MISSING
+            self._table.put((page << PAGE_BITS) + place, MISSING)
 
     def contains(self, key: K) -> bool:
         entries = self._pages[self._context.page][self._context.place]

@@ -297,5 +297,4 @@ class SlotTables:
     def clear(self) -> None:
         """Forget everything."""
         for table in self._tables.values():
-            table.pages.clear()
-            table.marks.clear()
+            table.clear()

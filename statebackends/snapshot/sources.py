@@ -19,7 +19,7 @@ from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, Nump
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from holdfast.statebackends.heap.slot_collections import plain
-from holdfast.statebackends.heap.slot_pages import FrozenPages
+from holdfast.statebackends.heap.slot_pages import FrozenPages, present
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, ORDER, TIME
 from holdfast.statebackends.row_tables.frozen import RowChanges, Rows
@@ -124,7 +124,8 @@ class StateTableSource:
         if self._slots is not None:
             keys = self._slots.keys()
             for slots, values in self._slots.changes(base, self._keys_per_batch):
-                shown, there = self._shown(values)
+                shown = self._shown(values)
+                there = present([shown], len(shown))
                 batches.append((b"", keys.take(slots[there]), list(compress(shown, there.tolist()))))
                 gone.append((b"", keys.take(slots[~there])))
         delta = delta_table(self._rows.table(self._serializer, batches, self._began_s), self._rows.key_columns_of(gone))
@@ -146,20 +147,20 @@ class StateTableSource:
         if self._slots is not None:
             key_column = self._slots.keys()
             for slots, values in self._slots.batches(self._keys_per_batch):
-                shown, there = self._shown(values)
-                if there.all():
-                    yield b"", key_column.take(slots), shown
-                else:
-                    yield b"", key_column.take(slots[there]), list(compress(shown, there.tolist()))
+                shown = self._shown(values)
+                if self._horizon_ms is not None:
+                    there = present([shown], len(shown))
+                    slots, shown = slots[there], list(compress(shown, there.tolist()))
+                yield b"", key_column.take(slots), shown
 
-    def _shown(self, values: list[Any]) -> tuple[list[Any], npt.NDArray[np.bool_]]:
-        """Values of slots without what has expired, maps as dicts, and which of them are there."""
+    def _shown(self, values: list[Any]) -> list[Any]:
+        """Values of slots, maps as dicts; MISSING for what has expired."""
         kind, horizon_ms = self._serializer.kind, self._horizon_ms
         if kind == "map":
             values = plain(values)
-        if horizon_ms is not None:
-            values = [MISSING if value is MISSING else unexpired(kind, value, horizon_ms) or MISSING for value in values]
-        return values, np.fromiter((value is not MISSING for value in values), np.bool_, len(values))
+        if horizon_ms is None:
+            return values
+        return [MISSING if value is MISSING else unexpired(kind, value, horizon_ms) or MISSING for value in values]
 
     @property
     def _keys_per_batch(self) -> int:

@@ -7,6 +7,7 @@ import copy
 import sys
 import tempfile
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, HeapKey
 from holdfast.statebackends.backends.keyed import KeyedBackendConfig
 from holdfast.statebackends.errors import InvalidKeyError, InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from holdfast.statebackends.heap import key_slots, slot_collections, slot_states, state_table
-from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, SlotPages
+from holdfast.statebackends.heap import key_slots, slot_collections, slot_pages, slot_states, state_table
+from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, FrozenPages, SlotPages
 from holdfast.statebackends.heap.slot_states import SlotTables
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.key_texts import KeyOf
@@ -593,6 +594,69 @@ def test_a_value_of_another_type_is_refused_and_changes_nothing(declared: Any, r
     with pytest.raises(StateValueError, match="state 'count'"):
         one.update(wrong)
     assert one.value() == right
+
+
+FULL_STEPS = st.one_of(
+    st.tuples(st.just("clear"), st.integers(0, 2 * PAGE_SLOTS - 1)),
+    st.tuples(st.just("fill"), st.none()),
+    st.tuples(st.just("barrier"), st.none()),
+    st.tuples(st.just("barrier"), st.none()),
+    st.tuples(st.just("read"), st.booleans()),
+    st.tuples(st.just("read"), st.booleans()),
+    st.tuples(st.just("drop"), st.integers(0, 2 * PAGE_SLOTS - 1)),
+)
+
+
+@given(steps=st.lists(FULL_STEPS, max_size=25))
+@settings(max_examples=examples(150), deadline=None)
+def test_pages_that_were_full_are_looked_at_again_when_a_value_is_gone(steps: list[tuple[str, Any]]) -> None:
+    count = 2 * PAGE_SLOTS + 10
+    pages = SlotPages()
+    pages.reserve(count)
+    model = dict.fromkeys(range(count), 1)
+    pages.load(np.arange(count), [1] * count)
+    frozen: list[tuple[FrozenPages, dict[int, int]]] = []
+    for what, argument in [*steps, *[("read", True)] * 4]:
+        match what:
+            case "clear" if argument in model:
+                pages.put(argument, MISSING)
+                del model[argument]
+            case "fill":
+                for slot in range(count):
+                    pages.put(slot, 2)
+                    model[slot] = 2
+            case "barrier":
+                frozen.append((FrozenPages(pages, count, list), dict(model)))
+            case "read" if frozen:
+                one, expected = frozen.pop(0 if argument else -1)
+                read = [zip(slots.tolist(), values, strict=True) for slots, values in one.batches(PAGE_SLOTS)]
+                assert dict(chain.from_iterable(read)) == expected
+                one.release()
+            case "drop" if argument < count:  # all behind this one
+                kept = np.arange(argument + 1)
+                pages.keep(kept, np.concatenate([kept, np.full(count - argument - 1, -1)]))
+                model = {slot: value for slot, value in model.items() if slot <= argument}
+                count = argument + 1
+    full = [page for page, is_full in enumerate(pages.full) if is_full]
+    assert all(set(range(page * PAGE_SLOTS, (page + 1) * PAGE_SLOTS)) <= model.keys() for page in full)
+
+
+def test_a_page_that_is_known_to_be_full_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_of()
+    fill(backend, range(3 * PAGE_SLOTS - 5), 1)
+    looks: list[int] = []
+    original = slot_pages.present
+
+    def look(pages: Any, count: int) -> Any:
+        looks.append(len(pages))
+        return original(pages, count)
+
+    monkeypatch.setattr(slot_pages, "present", look)
+    for _ in range(2):
+        frozen = backend._slots.freeze()["count"]
+        assert sum(len(values) for _, values in frozen.batches(1 << 17)) == 3 * PAGE_SLOTS - 5
+        frozen.release()
+    assert looks == [3, 1]
 
 
 def test_a_large_map_is_not_copied_behind_a_barrier_and_its_layers_are_folded_when_nobody_reads_them() -> None:
