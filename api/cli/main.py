@@ -733,9 +733,9 @@ def show(
         (
             console.time_text(line.time_ms),
             line.kind,
-            line.request or (f"{line.count:,} {line.subject}" if line.count else "a coordinator began"),
+            line.request or (f"{line.count:,} {line.subject}" if line.count else line.subject or "a coordinator began"),
             line.job,
-            line.subject if not line.count else "",
+            line.subject if line.request else "",
             line.credential,
             line.role,
             line.peer,

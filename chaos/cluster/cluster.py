@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.wiring import name_edges
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, JobGraph
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker, StandbyOrder
-from holdfast.barriers.wiring import name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
@@ -197,6 +197,7 @@ class Cluster:
             self.scenario.row_costs,
             holds_sources,
             sees_processes=self.streams.of("one host").random() < ONE_HOST_SHARE,
+            sight="workers" if self.streams.of("one sight").random() < ONE_HOST_SHARE else "",
         )
 
     # ------------------------------------------------------------------------------------------------ as checkers see it
@@ -511,7 +512,7 @@ class Cluster:
             self._run_worker(driver, spec, nonce, slot, spawn)
             return
         process = self._process("standby", f"standby-{slot}")
-        standing = StandbyHost(self.kernel, self.control, process, spec, nonce, self._was_ordered)
+        standing = StandbyHost(self.ports, process, spec, nonce, self._was_ordered)
         self.standing_workers[process.name] = StandingWorker(standing, driver, slot, spawn)
         standing.start()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
-from holdfast.barriers.alignment import ABORTED_IDS_MAX
+from holdfast.barriers.alignment.handler import ABORTED_IDS_MAX
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.actions import DropCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint

@@ -52,7 +52,7 @@ class StandbyReceived(msgspec.Struct, frozen=True):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """Outcome of LookForProcess: the process of the session was seen from here, and is there no more."""
+    """Outcome of LookForProcess: the process of the session was seen from here, or from a worker that stands by, and has ended."""
 
     slot: int
     session: str

@@ -222,6 +222,8 @@ class JobMaster:
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
         self.standbys.wait(event.ticket, event.message)
+        for slot in self.standbys.ended(event.message):
+            self._process_ended(job_events.ProcessEnded(slot.index, slot.session))
         return LATER
 
     def _process_ended(self, event: job_events.ProcessEnded) -> None:
