@@ -67,6 +67,8 @@ class QuestionKind(StrEnum):
     """Where its threads are, sampled."""
     LOG = "log"
     """The newest lines of its log."""
+    STDOUT = "stdout"
+    """The end of what its process printed."""
 
 
 QuestionName: TypeAlias = Annotated[str, msgspec.Meta(max_length=32)]
@@ -556,11 +558,11 @@ class SampledStack(msgspec.Struct, frozen=True):
 
 
 class LogTail(msgspec.Struct, frozen=True):
-    """The newest lines of a worker's log, as its loggers let them through, without secrets."""
+    """The end of a worker's log, as its loggers let it through, or of its standard output, without secrets."""
 
     text: Annotated[str, msgspec.Meta(max_length=LOG_CHARACTERS_MAX)] = ""
     changed_ms: _Int = -1
-    """When the newest line was written, wall clock; -1: none was."""
+    """When its end was written, wall clock; -1: nothing was."""
     left_out: _Count = 0
     """Lines since the process began that are not kept any more."""
 
@@ -587,6 +589,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
     left_out: _Count = 0
     """Samples of stacks that had no room."""
     log: LogTail | None = None
+    """The log or the standard output, by the kind of the question."""
 
 
 # ---------------------------------------------------------------------------------------------- coordinator -> worker

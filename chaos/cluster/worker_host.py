@@ -84,7 +84,7 @@ _REPEATABLE: dict[str, Any] = {
     "write_buffers_bytes_max": 1 << 40,  # it would count the memory of other simulated workers
 }
 """RocksDB compacts at every third checkpoint or so, and never by itself, so that a run is repeatable."""
-BACKEND_SETTINGS = StateBackendSettings(rocksdb=RocksDBConfig(**_REPEATABLE))
+BACKEND_SETTINGS = StateBackendSettings(memory_inline_bytes=2_048, rocksdb=RocksDBConfig(**_REPEATABLE))
 
 
 def repeatable(config: RocksDBConfig) -> RocksDBConfig:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch, Element, ElementEvent, Watermark
-from holdfast.barriers.partition import ROWS_METADATA
+from holdfast.barriers.exchange.partition import ROWS_METADATA
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.aggregates import state_columns
 from holdfast.operators.functions.selectors import Selector
@@ -176,8 +176,7 @@ class ColumnarCombiner:
     # ------------------------------------------------------------------------------------------------------------ elements
 
     def add(self, batch: Batch, *, now_ms: int) -> Sequence[Element]:
-        stamps = batch.timestamps
-        span = None if stamps is None else (int(stamps.min()), int(stamps.max()))
+        span = None if batch.timestamps is None else batch.time_range()
         ready: list[Element] = []
         if self._records and self._must_go_first(span):
             ready += self.flush()

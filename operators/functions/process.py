@@ -308,14 +308,27 @@ class FunctionOperator(Operator):
     ) -> None:
         """Each record of a batch, its key being current if there are any; then what was emitted for them."""
         rows = LoopRows(batch, input_type.record, read_set(process) if reads is None else reads, is_declared=reads is not None)
+        context.timestamp = None
+        self._loop(batch, rows, process, context, course)
+
+    def _loop(
+        self,
+        batch: Batch,
+        rows: LoopRows,
+        process: Callable[..., Any],
+        context: Any,
+        course: KeyCourse | None,
+        *,
+        carries: bool = False,
+    ) -> None:
+        """`context` and `carries` as of a LoopShape."""
         stamps = None if batch.timestamps is None else batch.timestamps.tolist()
         emitted, counts = self._rows, list[int]()
-        shape = LoopShape(rows.names, () if course is None else course.names, stamps is not None)
+        shape = LoopShape(rows.names, () if course is None else course.names, stamps is not None, carries)
 
         def failed(error: Exception, row: Any) -> None:
             self._raise(error, process, rows.whole(row), keyed=course is not None)
 
-        context.timestamp = None
         target = None if course is None else course.target
         columns = course_columns(rows, course, stamps)
         row_loop(shape)(process, context, emitted.append, emitted, counts, target, failed, columns)
@@ -381,10 +394,14 @@ class KeyedFunctionOperator(FunctionOperator):
         self, batch: Batch, selector: Selector, input_type: RowType, process: Element, reads: tuple[str, ...] | None = None
     ) -> None:
         """Each record of a batch, its key being current; then what was emitted for them. `reads` as of `_take_plain`."""
+        self._run(batch, self._context, input_type, process, self._course(batch, selector), reads)
+
+    def _course(self, batch: Batch, selector: Selector) -> KeyCourse:
+        """The keys of the records of a batch, to be made current one by one."""
         keys = selector.keys(
             batch, max_parallelism=self.context.max_parallelism, operator=self.context.uid, subtask=self.context.subtask
         )
-        self._run(batch, self._context, input_type, process, self._backend.each_key(keys), reads)
+        return self._backend.each_key(keys)
 
     # ------------------------------------------------------------------------------------------------------- timers
 

@@ -23,17 +23,31 @@ by names in a text: pandas (`frame.query("user == @row['user']")`), numexpr, Duc
 _CALLS = frozenset({"PRECALL", "CALL"})
 
 
-def read_set(function: Callable[..., Any], argument: int = 0) -> frozenset[str] | None:
-    """Names that a function reads of the row that is its `argument`-th argument, from 0; None: perhaps all of it."""
-    if isinstance(function, MethodType):
-        function, argument = function.__func__, argument + 1
-    return _read_set(function.__code__, argument) if type(function) is FunctionType else None
+def read_set(function: Callable[..., Any], argument: int = 0, *, is_consumed: bool = False) -> frozenset[str] | None:
+    """Names that a function reads of the row that is its `argument`-th argument, from 0; None: perhaps all of it.
+
+    An object is called through its class's `__call__`, a partial through what it calls. `is_consumed`: what the function returns is
+    iterated over and given to nobody, so that a generator's frame, with the row in it, is seen by nobody either."""
+    code: Any = function
+    if type(code) is functools.partial:
+        code, argument = code.func, argument + len(code.args)
+    if isinstance(code, MethodType):
+        code, argument = code.__func__, argument + 1
+    elif type(code) is not FunctionType:
+        code, argument = _call_of(type(code)), argument + 1
+    return _read_set(code.__code__, argument, is_consumed) if type(code) is FunctionType else None
+
+
+def _call_of(kind: type) -> object:
+    """What Python calls for a call of an instance; it may be a static method or another wrapper, whose arguments are others."""
+    return next((vars(each)["__call__"] for each in kind.__mro__ if "__call__" in vars(each)), None)
 
 
 @functools.lru_cache(maxsize=256)
-def _read_set(code: CodeType, argument: int) -> frozenset[str] | None:
+def _read_set(code: CodeType, argument: int, is_consumed: bool) -> frozenset[str] | None:
     """By the code, not the function: that may get other code, and what it holds must not live as long as this cache."""
-    if argument >= code.co_argcount or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    suspends = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | (0 if is_consumed else inspect.CO_GENERATOR)
+    if argument >= code.co_argcount or code.co_flags & suspends:
         return None
     row = code.co_varnames[argument]
     if row in code.co_cellvars or _may_see_locals(code):

@@ -10,7 +10,7 @@ step, without a call."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -33,6 +33,9 @@ class LoopShape(NamedTuple):
     """Attributes of a KeyCourse's target; none without keys."""
     is_stamped: bool = False
     """Records have event times: `context.timestamp` is set, and it is counted how many rows each record has emitted."""
+    carries: bool = False
+    """`process` is called with the row and the key's value, and returns a row or None, and the next value or None; `context` is the
+    state of that value."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -41,17 +44,15 @@ def row_loop(shape: LoopShape) -> Loop:
 
     `columns`: those of the rows in the order of names, then those of the keys, then event times. On an exception it calls
     `failed(error, row)` with the row at hand."""
-    variables = ["row"] if shape.names is None else [f"v{index}" for index in range(len(shape.names))]
-    targets = [*(variables or ["_"]), *(f"target.{name}" for name in shape.selected)]
-    lines = ["process(row, context, collect)"]
-    if shape.names is not None:
-        fields = ", ".join(f"{name!r}: {variable}" for name, variable in zip(shape.names, variables, strict=True))
-        lines.insert(0, f"row = {{{fields}}}")
+    targets, lines = _row_of(shape.names)
+    targets += [f"target.{name}" for name in shape.selected]
+    lines += _CARRYING if shape.carries else ["process(row, context, collect)"]
     if shape.is_stamped:
-        targets.append("context.timestamp")
+        targets.append("stamp" if shape.carries else "context.timestamp")
         lines.append("counts.append(len(emitted))")
     source = [
         "def loop(process, context, collect, emitted, counts, target, failed, columns):",
+        *([" value, update, clear = context.value, context.update, context.clear"] if shape.carries else []),
         " row = None",
         " try:",
         f"  for {', '.join(targets)}, in zip(*columns, strict=True):",
@@ -59,7 +60,62 @@ def row_loop(shape: LoopShape) -> Loop:
         " except Exception as error:",
         "  failed(error, row)",
     ]
+    return _compiled(source)
+
+
+_CARRYING = [
+    "result = process(row, value())",
+    "if type(result) is not tuple or len(result) != 2:",
+    " raise no_pair(result)",
+    "result, kept = result",
+    "if kept is None:",
+    " clear()",
+    "else:",
+    " update(kept)",
+    "if result is not None:",
+    " collect(result)",
+]
+
+
+def _no_pair(result: Any) -> TypeError:
+    return TypeError(f"it must return a pair, (row or None, value or None), and returned {result!r}")
+
+
+@functools.lru_cache(maxsize=256)
+def call_loop(names: tuple[str, ...] | None, *, counts: bool) -> Loop:
+    """A loop (function, take, results, counted, failed, rows) that does `take(function(row))`, and with `counts`
+    `counted.append(len(results))`, for each row.
+
+    `names` as of `LoopShape`, `rows`: an iterator over the columns' values (`LoopRows.left`). On an exception it calls
+    `failed(error, row)`; if that returns, another call goes on behind the row."""
+    targets, lines = _row_of(names)
+    lines.append("take(function(row))")
+    if counts:
+        lines.append("counted.append(len(results))")
+    source = [
+        "def loop(function, take, results, counted, failed, rows):",
+        " row = None",
+        " try:",
+        f"  for {'row' if names is None else ', '.join(targets) + ','} in rows:",
+        *(f"   {line}" for line in lines),
+        " except Exception as error:",
+        "  failed(error, row)",
+    ]
+    return _compiled(source)
+
+
+def _row_of(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
+    """(targets of the values of a record, the statements that make its row of them)."""
+    if names is None:
+        return ["row"], []
+    variables = [f"v{index}" for index in range(len(names))]
+    fields = ", ".join(f"{name!r}: {variable}" for name, variable in zip(names, variables, strict=True))
+    return variables or ["_"], [f"row = {{{fields}}}"]
+
+
+def _compiled(source: list[str]) -> Loop:
     found: dict[str, Any] = {"__name__": __name__, "len": len, "zip": zip, "Exception": Exception}
+    found |= {"type": type, "tuple": tuple, "no_pair": _no_pair}
     exec(compile("\n".join(source), "<row loop>", "exec"), found)
     loop: Loop = found["loop"]
     return loop
@@ -100,12 +156,29 @@ class LoopRows:
             self._left = iter(self.columns[0])
             self.columns[0] = self._left
 
+    @property
+    def count(self) -> int:
+        return self._batch.num_rows
+
+    @property
+    def at_hand(self) -> Sequence[Any] | None:
+        """The rows, if none is made in the loop."""
+        return self._batch.rows() if self.names is None and self._left is None else None
+
+    def left(self) -> Iterator[Any]:
+        """What a `call_loop` iterates over: rows, or values of the columns."""
+        return iter(self.columns[0]) if self.names is None else zip(*self.columns, strict=True)
+
+    def record(self, position: int) -> Any:
+        """A row with all its columns, as it came in: for an error that shows it."""
+        batch = self._batch
+        return batch.rows()[position] if batch.has_rows else batch.slice(position, 1).rows()[0]
+
     def whole(self, row: Any) -> Any:
         """The row at hand in the loop, with all its columns: for an error that shows it."""
         if self._left is None or row is None:
             return row
-        place = self._batch.num_rows - 1 - length_hint(self._left)
-        return self._batch.slice(place, 1).rows()[0]
+        return self.record(self._batch.num_rows - 1 - length_hint(self._left))
 
 
 def course_columns(rows: LoopRows, course: KeyCourse | None, stamps: Iterable[int] | None) -> list[Iterable[Any]]:

@@ -1,12 +1,13 @@
 """Functions of rows: map, filter, flat_map on single rows, map_batches on record batches.
 
-Rows are made from columns at most once per batch and keep their timestamps. A function of a batch is Arrow in, Arrow out, and must
+Rows are made of columns where they are needed (row_loops.py), of those columns that the function reads (read_sets.py), and keep
+their timestamps. A function of a batch is Arrow in, Arrow out, and must
 not depend on where a batch begins or ends."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import misfit_error, misfits, nulls_hint
 from holdfast.operators.functions.context import UserFunctionOperator
+from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.row_loops import LoopRows, call_loop
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator
 from holdfast.operators.task.user_failures import STOPPED, Described, function_name, raise_located, returned_none
@@ -38,20 +41,33 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         self.output_type = output_type
         self.skips = skips
 
-    def _apply(self, rows: Sequence[Any]) -> list[Any]:
+    def _apply(self, rows: LoopRows) -> list[Any]:
         """function(row) of each row, _MISSING for a row that is left out. Raises UserFunctionError naming the row."""
         results: list[Any] = []
-        left = iter(rows)
-        while True:
+        records, left = rows.at_hand, rows.left()
+        while len(results) < rows.count:
+            if records is None:
+                self._apply_made(rows, left, results)
+                continue
             try:
                 # on an exception the list has the results before it, so that its length is the index of the row
                 results.extend(map(self.function, left))
-                if len(results) == len(rows):
-                    return results
-                raise RuntimeError(STOPPED)
+                if len(results) < len(records):
+                    raise RuntimeError(STOPPED)
             except Exception as error:
-                self._failed(error, self.function, rows[len(results)])
+                self._failed(error, self.function, records[len(results)])
                 results.append(_MISSING)
+        return results
+
+    def _apply_made(self, rows: LoopRows, left: Iterator[Any], results: list[Any]) -> None:
+        """The same of rows that are made one by one, up to the first that is left out."""
+
+        def failed(error: Exception, row: Any) -> None:
+            raised = RuntimeError(STOPPED) if isinstance(error, StopIteration) else error
+            self._failed_on(raised, self.function, partial(rows.whole, row))
+            results.append(_MISSING)
+
+        call_loop(rows.names, counts=False)(self.function, results.append, results, None, failed, left)
 
     def _returned_none(self, record: Any, wanted: str) -> HoldfastError:
         context = self.context
@@ -100,18 +116,21 @@ class MapOperator(RowFunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if batch.num_rows:
-            records = batch.rows(self.input_type.record)
+            records = LoopRows(batch, self.input_type.record, read_set(self.function))
             rows = self._apply(records)
             if self.output_type.schema is not None and _NONE in set(map(type, rows)):
                 self._refuse_none(rows, records)
             self._emit(rows, batch.timestamps)
 
-    def _refuse_none(self, rows: list[Any], records: Sequence[Any]) -> None:
+    def _refuse_none(self, rows: list[Any], records: LoopRows) -> None:
         """Refuse None where columns are declared; otherwise the next function would be blamed for it."""
         for position, row in enumerate(rows):
             if row is None:
-                self._refuse(partial(self._returned_none, records[position], "a row"))
+                self._refuse(partial(self._none_at, records, position))
                 rows[position] = _MISSING
+
+    def _none_at(self, records: LoopRows, position: int) -> HoldfastError:
+        return self._returned_none(records.record(position), "a row")
 
 
 class FilterOperator(RowFunctionOperator):
@@ -120,7 +139,7 @@ class FilterOperator(RowFunctionOperator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         if not batch.num_rows:
             return
-        records = batch.rows(self.input_type.record)
+        records = LoopRows(batch, self.input_type.record, self._reads(batch))
         verdicts = self._apply(records)
         mask = self._mask(verdicts, records)
         if mask.all():
@@ -128,7 +147,15 @@ class FilterOperator(RowFunctionOperator):
         elif mask.any():
             self.output.collect(batch.filter(mask))
 
-    def _mask(self, verdicts: list[Any], records: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    def _reads(self, batch: Batch) -> frozenset[str] | None:
+        """Rows that are made whole are those of the batch: what it is handed on to needs to make none."""
+        reads = read_set(self.function)
+        if reads is None or (batch.schema is not None and reads.issuperset(batch.schema.names)):
+            batch.rows(self.input_type.record)
+            return None
+        return reads
+
+    def _mask(self, verdicts: list[Any], records: LoopRows) -> npt.NDArray[np.bool_]:
         """Convert verdicts to a mask. The truth value of a verdict may raise, as that of an array does."""
         if self._skipped is None:
             with contextlib.suppress(Exception):  # the loop below finds the row
@@ -141,7 +168,7 @@ class FilterOperator(RowFunctionOperator):
                 try:
                     mask[position] = bool(verdict)
                 except Exception as error:
-                    self._failed(error, self.function, records[position])
+                    self._failed_on(error, self.function, partial(records.record, position))
         return mask
 
 
@@ -150,26 +177,28 @@ class FlatMapOperator(RowFunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int) -> None:
         results: list[Any] = []
-        counts: list[int] = []
-        function = self.function
-        for row in batch.rows(self.input_type.record):
-            before = len(results)
-            try:
-                results.extend(function(row))
-            except Exception as error:
-                self._failed_iterable(error, row)
-                del results[before:]  # either all rows made of one row are emitted, or none
-            counts.append(len(results) - before)
+        ends: list[int] = []
+        rows = LoopRows(batch, self.input_type.record, read_set(self.function, is_consumed=True))
+
+        def failed(error: Exception, row: Any) -> None:
+            record = partial(rows.whole, row)
+            self._failed_on(self._blamed(error, record), self.function, record)
+            del results[ends[-1] if ends else 0 :]  # either all rows made of one row are emitted, or none
+            ends.append(len(results))
+
+        loop, left = call_loop(rows.names, counts=True), rows.left()
+        while len(ends) < rows.count:
+            loop(self.function, results.extend, results, ends, failed, left)
         if results:
-            stamps = None if batch.timestamps is None else np.repeat(batch.timestamps, counts)
+            stamps = None if batch.timestamps is None else np.repeat(batch.timestamps, np.diff(ends, prepend=0))
             self._emit(results, stamps)
 
-    def _failed_iterable(self, error: Exception, row: Any) -> None:
-        """As `_failed`; a function that returned None gets an error of its own instead of Python's "not iterable"."""
-        if isinstance(error, TypeError) and str(error) == "'NoneType' object is not iterable" and error.__traceback__ is not None:
-            raised_here = error.__traceback__.tb_next is None  # and in no frame of the user's
-            error = self._returned_none(row, "the rows that it makes of one") if raised_here else error
-        self._failed(error, self.function, row)
+    def _blamed(self, error: Exception, record: Callable[[], Any]) -> Exception:
+        """The error itself; one of its own instead of Python's "not iterable" for a function that returned None."""
+        if not isinstance(error, TypeError) or str(error) != "'NoneType' object is not iterable" or error.__traceback__ is None:
+            return error
+        raised_here = error.__traceback__.tb_next is None  # and in no frame of the user's
+        return self._returned_none(record(), "the rows that it makes of one") if raised_here else error
 
 
 class MapBatchesOperator(UserFunctionOperator):

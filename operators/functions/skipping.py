@@ -92,12 +92,16 @@ class SkippingOperator(Operator):
             raise describe() from cause
         self._skipped.skip(describe)
 
-    def _failed(self, error: Exception, function: Callable[[Any], Any], record: Any) -> None:
+    def _failed(self, error: Exception, function: Callable[..., Any], record: Any) -> None:
         """`function` raised on a row: leave the row out, or raise. An error that no row causes is always raised."""
-        where = {"operator": self.context.uid, "subtask": self.context.subtask, "function": function, "record": record}
+        self._failed_on(error, function, lambda: record)
+
+    def _failed_on(self, error: Exception, function: Callable[..., Any], record: Callable[[], Any]) -> None:
+        """`_failed`, of a row that is made for the error, if that is shown."""
+        where: dict[str, Any] = {"operator": self.context.uid, "subtask": self.context.subtask, "function": function}
         if self._skipped is None or (isinstance(error, HoldfastError) and not isinstance(error, UserFunctionError)):
-            raise_located(error, **where)
-        self._skipped.skip(lambda: located_error(error, **where))
+            raise_located(error, **where, record=record())
+        self._skipped.skip(lambda: located_error(error, **where, record=record()))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         if self._skipped is not None:

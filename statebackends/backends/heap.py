@@ -1,10 +1,10 @@
-"""The backends `memory` and `filesystem`: keyed state as Python objects, in slots of keys, or in one CopyOnWriteStateTable per
-(state, namespace): slot_states.py says which.
+"""The backends `memory` and `filesystem`: keyed state as Python objects, in slots of keys, and in one CopyOnWriteStateTable for
+each namespace of a state.
 
-They decide where a checkpoint goes. `memory`, for small jobs and tests, puts all of it into the acknowledgement, so its size is
-bounded. `filesystem` writes files to checkpoint storage: whole tables, or increments (snapshot/increments.py). Savepoints of both
-are files. An empty namespace is forgotten once its state object is no longer in use. Source: Flink, HashMapStateBackend with its
-two checkpoint storages."""
+They decide where a checkpoint goes. `memory` writes whole tables, as they are in memory: small ones into the acknowledgement, whose
+size is bounded, and others into files of the checkpoint's own. `filesystem` writes compressed files: whole tables, or increments
+(snapshot/increments.py). Savepoints of both are files. An empty namespace is forgotten once its state object is no longer in use.
+Source: Flink, HashMapStateBackend with its two checkpoint storages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackend
 from holdfast.statebackends.errors import SnapshotTooLargeError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
-from holdfast.statebackends.heap.slot_states import SLOT_KINDS, SlotTables, create_slot_state
+from holdfast.statebackends.heap.slot_states import SlotTables, create_slot_state
+from holdfast.statebackends.heap.slot_ttl import SlotCleanup, create_slot_ttl_state
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
+from holdfast.statebackends.heap.ttl import TableTtl
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.deltas import newest_rows
@@ -44,6 +46,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         super().__init__(config)
         self._chains = ChainsByCheckpoint() if incremental else None
         self._is_tracking = False
+        self._slot_ttls: dict[str, TableTtl] = {}
         self._slots = self._slot_tables()
         if self._slots is not None:
             self._context = self._slots.context
@@ -51,9 +54,17 @@ class HeapKeyedBackend(KeyedBackendBase):
         """State -> the lowest base since which the changes of its forgotten namespaces are known."""
 
     def _slot_tables(self) -> SlotTables | None:
-        """Slots for the states that can be in them; None: there are no such states."""
-        names = [name for name, each in self._serializers.items() if each.kind in SLOT_KINDS and name not in self._state_ttls]
-        return SlotTables(names, self.key_type, self._column_of) if names else None
+        """Slots for the states of rows; None: there are none."""
+        if not self._serializers:
+            return None
+        slots = SlotTables(list(self._serializers), self.key_type, self._column_of)
+        for name, state_ttl in self._state_ttls.items():
+            if state_ttl.config.cleanup_entries:
+                cleanup = self._slot_ttls[name] = SlotCleanup(state_ttl, slots[name])
+                slots.renumbering.append(cleanup.renumber)
+            else:
+                self._slot_ttls[name] = TableTtl(state_ttl)
+        return slots
 
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
         context = self._context
@@ -74,8 +85,9 @@ class HeapKeyedBackend(KeyedBackendBase):
             serializer, declared = self._serializer(descriptor.name), self._descriptors[descriptor.name]
             if declared.kind != descriptor.kind:
                 self._undeclared(descriptor.name)
-            table = slots[descriptor.name]
-            state = create_slot_state(declared, slots.context, table, serializer.copy, serializer.checks)
+            parts = (declared, slots.context, slots[descriptor.name], serializer.copy, serializer.checks)
+            table_ttl = self._slot_ttls.get(descriptor.name)
+            state = create_slot_state(*parts) if table_ttl is None else create_slot_ttl_state(*parts, table_ttl)
             self._states[descriptor.name, b""] = state
         return state
 
@@ -173,21 +185,39 @@ class HeapKeyedBackend(KeyedBackendBase):
             self._load_slots(self._slots, serializer, table)
             return
         for namespace, keys, _, values in self._rows.key_batches(serializer, table):
-            active = self._state_table(serializer, namespace).active
-            table_ttl = self._table_ttls.get((serializer.name, namespace))
-            if table_ttl is not None:
-                table_ttl.load(keys, values)
-            if serializer.kind in ("list", "map"):
-                _merge(active, keys, values)
-            else:
-                active.update(zip(keys, values, strict=True))
+            self._load_by_key(serializer, namespace, keys, values)
+
+    def _load_by_key(self, serializer: StateSerializer, namespace: bytes, keys: list[bytes], values: list[Any]) -> None:
+        active = self._state_table(serializer, namespace).active
+        table_ttl = self._table_ttls.get((serializer.name, namespace))
+        if table_ttl is not None:
+            table_ttl.load(keys, values)
+        if serializer.kind in ("list", "map"):
+            _merge(active, keys, values)
+        else:
+            active.update(zip(keys, values, strict=True))
 
     def _load_slots(self, slots: SlotTables, serializer: StateSerializer, table: pa.Table) -> None:
-        for namespace, keys, values in self._rows.column_batches(serializer, table):
+        pages, table_ttl = slots[serializer.name], self._slot_ttls.get(serializer.name)
+        for namespace, keys, values in self._column_batches(serializer, table):
             if namespace:
-                self._state_table(serializer, namespace).active.update(zip(keys.encoded(), values, strict=True))
+                self._load_by_key(serializer, namespace, keys.encoded(), values)
+                continue
+            found = slots.slots_of(keys)
+            if table_ttl is not None:
+                table_ttl.load(found.tolist(), values)
+            if serializer.kind in ("list", "map"):
+                pages.merge(found, values)
             else:
-                slots[serializer.name].load(slots.slots_of(keys), values)
+                pages.load(found, values)
+
+    def _column_batches(self, serializer: StateSerializer, table: pa.Table) -> Iterator[tuple[bytes, KeyColumn, list[Any]]]:
+        """(namespace, keys, value of each); a list or map may come in several."""
+        if serializer.kind not in ("list", "map"):
+            yield from self._rows.column_batches(serializer, table)
+            return
+        for namespace, keys, _, values in self._rows.key_batches(serializer, table):
+            yield namespace, self._column_of(self.key_type.arrays_of_encoded(keys)), values
 
     def _load_deltas(self, meta: StateMeta, table: pa.Table, deltas: Sequence[pa.Table]) -> bool:
         """For states with one row per key and no TTL: load the newest row of each key, a few key groups at a time."""
@@ -211,21 +241,23 @@ def _merge(active: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None
 
 
 class MemoryKeyedBackend(HeapKeyedBackend):
-    """Backend `memory`: checkpoints are inline, and fail with SnapshotTooLargeError above `snapshot_bytes_max`."""
+    """Backend `memory`: checkpoints are whole tables. Those below `inline_bytes` are inline; a checkpoint fails with
+    SnapshotTooLargeError where these have more than `snapshot_bytes_max` bytes together."""
 
-    def __init__(self, config: KeyedBackendConfig, *, snapshot_bytes_max: int) -> None:
+    def __init__(self, config: KeyedBackendConfig, *, inline_bytes: int, snapshot_bytes_max: int) -> None:
         super().__init__(config)
+        self._inline_bytes = inline_bytes
         self._snapshot_bytes_max = snapshot_bytes_max
 
     def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
-        return InlineSnapshot(sources, self._key_groups, self._admit)
+        return WholeSnapshot(sources, self._key_groups, self._inline_bytes, self._admit)
 
     def _admit(self, size: int) -> None:
         if size > self._snapshot_bytes_max:
             raise SnapshotTooLargeError(
-                f"operator {self._operator!r} subtask {self._subtask}: its snapshot is larger than the {self._snapshot_bytes_max} "
-                "bytes that the memory backend sends to the coordinator; raise memory_snapshot_bytes_max, or use the "
-                "filesystem or rocksdb backend",
+                f"operator {self._operator!r} subtask {self._subtask}: its small tables have more than the "
+                f"{self._snapshot_bytes_max} bytes that the memory backend sends to the coordinator; raise "
+                "memory_snapshot_bytes_max, or use the filesystem or rocksdb backend",
                 operator=self._operator,
                 subtask=self._subtask,
                 size=size,
@@ -233,17 +265,21 @@ class MemoryKeyedBackend(HeapKeyedBackend):
             )
 
 
-class InlineSnapshot(TablesSnapshot):
-    """Snapshot of the backend `memory`: all parts of a checkpoint inline; savepoints as usual."""
+class WholeSnapshot(TablesSnapshot):
+    """Snapshot of the backend `memory`: whole tables, uncompressed; savepoints as usual."""
 
-    def __init__(self, sources: list[ChangingSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
+    def __init__(
+        self, sources: list[ChangingSource], key_groups: KeyGroupRange, inline_bytes: int, admit: Callable[[int], None]
+    ) -> None:
         super().__init__(sources, key_groups)
+        self._inline_bytes = inline_bytes
         self._admit = admit
 
     def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         if target.canonical:
             return write_tables(self._sources, self._key_groups, target)
-        return write_tables(self._sources, self._key_groups, replace(target, inline_threshold=1 << 62), self._admit)
+        own = replace(target, inline_threshold=self._inline_bytes)
+        return write_tables(self._sources, self._key_groups, own, self._admit, compresses=False)
 
 
 class FilesystemKeyedBackend(HeapKeyedBackend):

@@ -9,7 +9,7 @@ It does not know which key has which slot: that is for key_slots.py. For the loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import is_
 from typing import Any
@@ -69,7 +69,7 @@ def marked_slots(marks: Sequence[Marks]) -> Slots:
 class SlotPages:
     """The values of one state. `pages` and `marks` stay the same lists for good: state objects hold them."""
 
-    __slots__ = ("_dirty", "_frozen", "_known", "_pins", "marks", "pages", "pinned")
+    __slots__ = ("_barriers", "_dirty", "_emptied", "_frozen", "_full", "_known", "_pins", "marks", "pages", "pinned")
 
     def __init__(self) -> None:
         self.pages: list[list[Any]] = []
@@ -82,12 +82,17 @@ class SlotPages:
         self._dirty: DirtyKeys | None = None
         self._frozen: DirtySlots | None = None  # what the last barrier found written, until it is noted
         self._known = 0  # slots that there were at the last barrier
+        self._barriers = 0
+        self._full = bytearray()  # 1: a snapshot found that all slots of the page have a value, and none was removed since
+        self._emptied: list[int] = []  # barriers that there were when a value of the page was removed last; -1: never
 
     def reserve(self, count: int) -> None:
         """Make pages for so many slots."""
         for _ in range(len(self.pages), (count + PLACE_MASK) >> PAGE_BITS):
             self.pages.append([MISSING] * PAGE_SLOTS)
             self.marks.append(None)
+            self._full.append(0)
+            self._emptied.append(-1)
 
     def own(self, page: int) -> bytearray:
         """The marks of a page that is about to be written for the first time since a barrier."""
@@ -105,6 +110,14 @@ class SlotPages:
         marks = self.marks[page] or self.own(page)
         marks[slot & PLACE_MASK] = 1
         self.pages[page][slot & PLACE_MASK] = value
+        if value is MISSING:
+            self._full[page] = 0
+            self._emptied[page] = self._barriers
+
+    def is_marked(self, slot: int) -> bool:
+        """Whether it was written since the last barrier."""
+        marks = self.marks[slot >> PAGE_BITS]
+        return marks is not None and bool(marks[slot & PLACE_MASK])
 
     def load(self, slots: Slots, values: Sequence[Any]) -> None:
         """Restored values; no mark is set. Before the first barrier."""
@@ -118,6 +131,23 @@ class SlotPages:
         for slot, value in zip(slots.tolist(), values, strict=True):
             pages[slot >> PAGE_BITS][slot & PLACE_MASK] = value
 
+    def merge(self, slots: Slots, values: Sequence[Any]) -> None:
+        """As `load`, of lists, or dicts of a map's entries, of which some may be there."""
+        pages = self.pages
+        for slot, value in zip(slots.tolist(), values, strict=True):
+            page, place = pages[slot >> PAGE_BITS], slot & PLACE_MASK
+            if page[place] is MISSING:
+                page[place] = value
+            elif isinstance(value, list):
+                page[place].extend(value)
+            else:
+                page[place].update(value)
+
+    def clear(self) -> None:
+        """Forget everything; nothing is written any more."""
+        self.pages.clear()
+        self.marks.clear()
+
     # ---------------------------------------------------------------------------------------------------------- barriers
 
     def freeze(self, count: int) -> list[list[Any]]:
@@ -125,7 +155,24 @@ class SlotPages:
         self._close_marks(count)
         self._pins += 1
         self.pinned = True
+        self._barriers += 1
         return self.pages[:]
+
+    @property
+    def full(self) -> bytes:
+        """For each page 1 if it is known that all its slots have a value."""
+        return bytes(self._full)
+
+    @property
+    def barriers(self) -> int:
+        """How many there were."""
+        return self._barriers
+
+    def found_full(self, pages: Iterable[int], barrier: int) -> None:
+        """Pages of which all slots had a value at the so-manieth barrier."""
+        for page in pages:
+            if page < len(self._emptied) and self._emptied[page] < barrier:
+                self._full[page] = 1
 
     def release(self) -> None:
         self._pins -= 1
@@ -167,8 +214,10 @@ class SlotPages:
         values = [self.pages[slot >> PAGE_BITS][slot & PLACE_MASK] for slot in kept.tolist()]
         marked = numbers[marked_slots(self.marks)]
         self._known = int(np.searchsorted(kept, self._known))
-        self.pages[:], self.marks[:] = [], []
+        self.pages[:], self.marks[:], self._emptied = [], [], []
+        self._full.clear()
         self.reserve(len(kept))
+        self._emptied = [self._barriers] * len(self.pages)  # what a snapshot in flight finds is told of other pages
         self.load(np.arange(len(kept)), values)
         for slot in marked[marked >= 0].tolist():
             page = slot >> PAGE_BITS
@@ -197,8 +246,11 @@ class FrozenPages:
     def __init__(self, pages: SlotPages, count: int, keys: Callable[[], Any]) -> None:
         """`count`: slots that there are; `keys` gives their key columns, when it is called."""
         self._live = pages
+        self._full = pages.full
+        self._found_full: list[int] = []
         self._pages = pages.freeze(count)
         self._count = count
+        self._barrier = pages.barriers
         self.keys = keys
         self._changed: FrozenDirtyKeys | None = None
 
@@ -220,11 +272,22 @@ class FrozenPages:
             count = min(self._count - start, len(pages) << PAGE_BITS)
             if count > 0:
                 values = list(chain.from_iterable(pages))
-                places = np.flatnonzero(present(pages, count))
+                places = self._places(first, pages, count)
                 if len(places) < len(values):
                     values = list(map(values.__getitem__, places.tolist()))
                 if values:
                     yield places + start, values
+
+    def _places(self, first: int, pages: Sequence[list[Any]], count: int) -> Slots:
+        """Places that have a value, of so many in some pages from page `first` on."""
+        unknown = np.flatnonzero(np.frombuffer(self._full, np.uint8)[first : first + len(pages)] == 0)
+        if not len(unknown):
+            return np.arange(len(pages) << PAGE_BITS)
+        found = present([pages[page] for page in unknown.tolist()], len(unknown) << PAGE_BITS).reshape(-1, PAGE_SLOTS)
+        self._found_full += (unknown[found.all(axis=1)] + first).tolist()
+        flags = np.ones((len(pages), PAGE_SLOTS), np.bool_)
+        flags[unknown] = found
+        return np.flatnonzero(flags.reshape(-1)[:count])
 
     def changes(self, base: int, slots_max: int) -> Iterator[tuple[Slots, list[Any]]]:
         """(slots, their values or MISSING), of all slots that were written since a base at or above `complete_from`."""
@@ -248,4 +311,5 @@ class FrozenPages:
 
     def release(self) -> None:
         """Loop thread."""
+        self._live.found_full(self._found_full, self._barrier)
         self._live.release()

@@ -1,9 +1,5 @@
-"""States of one value per key in slots, for backends in memory: value, reducing and aggregating state without a TTL and without a
-namespace. Others stay in tables by key: a namespace comes and goes as a whole, entries of a map are copied one by one behind a
-barrier, and a TTL notes what it stamped by key.
-
-The current key is a page and a place in it, which are assigned for each record of a batch; its canonical bytes are made when
-somebody asks for them, and for whole batches once somebody has.
+"""States in slots, for backends in memory: all of row functions without a namespace. Those with one stay in tables by key: a
+namespace comes and goes as a whole.
 
 Slots of keys that have no state any more, and no change that an increment needs, are dropped when slots have doubled and most of
 them are such: O(slots) then, and O(1) for each new key."""
@@ -12,17 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from operator import length_hint
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from holdfast.statebackends.backend import KeyCourse
+from holdfast.statebackends.columnar.key_index import Slots
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.heap.key_slots import ColumnOf, KeySlots
+from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
+from holdfast.statebackends.heap.slot_context import SlotContext
 from holdfast.statebackends.heap.slot_pages import PAGE_BITS, PLACE_MASK, FrozenPages, SlotPages, present
 from holdfast.statebackends.heap.state_table import MISSING
-from holdfast.statebackends.heap.states import KeyContext
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import CONDITION_NAMES, Checks
@@ -30,6 +27,8 @@ from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     KeyColumn,
+    ListStateDescriptor,
+    MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
@@ -39,67 +38,8 @@ IN = TypeVar("IN")
 ACC = TypeVar("ACC")
 OUT = TypeVar("OUT")
 
-SLOT_KINDS = ("value", "reducing", "aggregating")
 SLOTS_MIN = 1 << 12
 """Slots below which none are dropped."""
-
-
-class SlotContext(KeyContext):
-    """The current key, and its slot: what is not set is found when it is asked for."""
-
-    __slots__ = ("_keys", "_left", "_slot_of", "page", "place", "wants_keys")
-
-    page: int
-    place: int
-
-    def __init__(self, slot_of: Callable[[bytes], int]) -> None:
-        """`slot_of` gives a key's slot."""
-        super().__init__()
-        self._slot_of = slot_of
-        self._keys: KeyColumn | None = None
-        self._left: Iterator[int] = iter(())
-        self.wants_keys = False
-        """Keys are asked for: those of a batch are set with their slots."""
-
-    def leave_slot(self) -> None:
-        """Another key was set: its slot is found when it is asked for."""
-        self.has_slot = False
-        self._keys = None
-        del self.page, self.place
-
-    def forget_slot(self) -> None:
-        """Slots have other numbers now."""
-        if self.has_slot:
-            if self._keys is not None:
-                self.key, self.key_group = self._of_course("key"), self._of_course("key_group")
-            self.leave_slot()
-
-    def course(self, keys: KeyColumn, pages: list[int], places: list[int]) -> KeyCourse:
-        """The keys of a batch, which is not empty."""
-        self.page, self.place, self.has_slot = pages[0], places[0], True
-        if self.wants_keys:
-            self._keys = None
-            columns = (keys.encoded(), keys.key_groups.tolist(), pages, places)
-            return KeyCourse(self, ("key", "key_group", "page", "place"), columns)
-        self.key, self.key_group = b"", -1  # so that there is something to delete
-        del self.key, self.key_group
-        self._keys, self._left = keys, iter(pages)
-        return KeyCourse(self, ("page", "place"), (self._left, places))
-
-    def _of_course(self, name: str) -> Any:
-        assert self._keys is not None
-        position = len(self._keys) - 1 - length_hint(self._left)
-        return self._keys.encoded()[position] if name == "key" else int(self._keys.key_groups[position])
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("page", "place"):
-            slot = self._slot_of(self.key)
-            self.page, self.place, self.has_slot = slot >> PAGE_BITS, slot & PLACE_MASK, True
-            return getattr(self, name)
-        if name in ("key", "key_group") and self._keys is not None:
-            self.wants_keys = True
-            return self._of_course(name)
-        return super().__getattr__(name)
 
 
 class SlotValueState(Generic[V]):
@@ -229,7 +169,11 @@ def _checking(kind: type[SlotValueState[Any]], condition: str) -> type[SlotValue
 
 
 def create_slot_state(descriptor: Any, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks) -> Any:
-    """The state object of a descriptor of one of SLOT_KINDS. Raises InvalidConfigError for another."""
+    """The state object of a descriptor without a TTL. Raises InvalidConfigError for a kind that isn't keyed by row."""
+    if isinstance(descriptor, ListStateDescriptor):
+        return SlotListState(context, table, copy, checks)
+    if isinstance(descriptor, MapStateDescriptor):
+        return SlotMapState(context, table, copy, checks)
     stored: SlotValueState[Any]
     if copy is not None:
         stored = SlotCopiedState(context, table, copy, checks)
@@ -253,6 +197,8 @@ class SlotTables:
         self.keys = KeySlots(key_type, column_of)
         self.context = SlotContext(self._slot_of)
         self._tables = {name: SlotPages() for name in names}
+        self.renumbering: list[Callable[[Slots], None]] = []
+        """Called with the new number of each slot, below 0 for one that is no more, when slots are dropped."""
         self._slots_max = SLOTS_MIN
         """Slots at which those that are not needed are looked for."""
 
@@ -344,10 +290,11 @@ class SlotTables:
             for table in self._tables.values():
                 table.keep(kept, numbers)
             self.keys.keep(kept)
+            for renumber in self.renumbering:
+                renumber(numbers)
         self._slots_max = max(SLOTS_MIN, 2 * self.keys.count)
 
     def clear(self) -> None:
         """Forget everything."""
         for table in self._tables.values():
-            table.pages.clear()
-            table.marks.clear()
+            table.clear()

@@ -7,7 +7,7 @@ incremental cleanup."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
@@ -20,7 +20,7 @@ _SLICES_PER_DURATION = 4
 _NEVER_MS = 1 << 62
 
 Item = Any
-"""A value that cleanup notes: a key, or (key, entry) of a map."""
+"""A value that cleanup notes: a key or its slot, or (key or slot, entry) of a map."""
 
 
 class TtlClock:
@@ -36,13 +36,13 @@ class StateTtl:
     """TTL of one state, in all its namespaces."""
 
     __slots__ = (
-        "_due_ms",
         "_entries",
         "_slices",
         "_width_ms",
         "barrier_horizon_ms",
         "clock",
         "config",
+        "due_ms",
         "duration_ms",
         "serializer",
     )
@@ -56,8 +56,9 @@ class StateTtl:
         """`horizon_ms` at the newest barrier or frozen buffer. For pool threads, whose result must not depend on when they run."""
         self._entries = config.cleanup_entries
         self._width_ms = max(1, self.duration_ms // _SLICES_PER_DURATION)
-        self._slices: dict[int, dict[IncrementalCleanup, dict[Item, None]]] = {}
-        self._due_ms = _NEVER_MS
+        self._slices: dict[int, dict[Cleanup, dict[Item, None]]] = {}
+        self.due_ms = _NEVER_MS
+        """From this time on `clean` has values to check."""
 
     @property
     def horizon_ms(self) -> int:
@@ -67,17 +68,12 @@ class StateTtl:
     def freeze_horizon(self) -> None:
         self.barrier_horizon_ms = self.horizon_ms
 
-    @property
-    def is_due(self) -> bool:
-        """Whether `clean` has values to check."""
-        return self.clock.now_ms >= self._due_ms
-
     def slice_of(self, stamp_ms: int) -> tuple[int, int]:
         """[start, stop) of the slice of a stamp."""
         start = stamp_ms - stamp_ms % self._width_ms
         return start, start + self._width_ms
 
-    def noted(self, table: IncrementalCleanup, start_ms: int) -> dict[Item, None]:
+    def noted(self, table: Cleanup, start_ms: int) -> dict[Item, None]:
         """The noted items of a table in a slice; the caller adds to them. Ordered, so that cleanup is deterministic."""
         found = self._slices.get(start_ms)
         if found is None:
@@ -85,11 +81,20 @@ class StateTtl:
             self._set_due()
         return found.setdefault(table, {})
 
+    def rename(self, table: Cleanup, renamed: Callable[[Item], Item | None]) -> None:
+        """Give the noted items of a table other names; None: it is none any more."""
+        for tables in self._slices.values():
+            items = tables.get(table)
+            if items:
+                kept = [new for item in items if (new := renamed(item)) is not None]
+                items.clear()
+                items.update(dict.fromkeys(kept))
+
     def clean(self) -> None:
         """Check at most `cleanup_entries` values of expired slices, and drop those that were not stamped since."""
         left = self._entries
         horizon_ms = self.horizon_ms
-        while left and self.is_due:
+        while left and self.clock.now_ms >= self.due_ms:
             start = min(self._slices)
             tables = self._slices[start]
             table = next(iter(tables))
@@ -105,7 +110,7 @@ class StateTtl:
 
     def _set_due(self) -> None:
         last = min(self._slices, default=_NEVER_MS) + self._width_ms - 1
-        self._due_ms = min(last + self.duration_ms, _NEVER_MS)
+        self.due_ms = min(last + self.duration_ms, _NEVER_MS)
 
 
 class TableTtl:
@@ -126,19 +131,18 @@ class TableTtl:
     def accessed(self) -> None:
         """The state was read or cleared."""
 
-    def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
+    def load(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Rows were restored, with the stamps that they were stored with."""
 
 
-class IncrementalCleanup(TableTtl):
-    """Notes stamped items, and checks a few values at each access; for state in memory."""
+class Cleanup(TableTtl):
+    """Base: notes stamped items, and checks a few values at each access; for state in memory."""
 
-    __slots__ = ("_items", "_start_ms", "_state_table", "_state_ttl", "_stop_ms")
+    __slots__ = ("_items", "_start_ms", "_state_ttl", "_stop_ms")
 
-    def __init__(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> None:
+    def __init__(self, state_ttl: StateTtl) -> None:
         super().__init__(state_ttl)
         self._state_ttl = state_ttl
-        self._state_table = state_table
         self._items: dict[Item, None] = {}
         self._start_ms = self._stop_ms = 0
 
@@ -148,18 +152,18 @@ class IncrementalCleanup(TableTtl):
             self._start_ms, self._stop_ms = self._state_ttl.slice_of(now_ms)
             self._items = self._state_ttl.noted(self, self._start_ms)
         self._items[item] = None
-        if self._state_ttl.is_due:
+        if now_ms >= self._state_ttl.due_ms:
             self._state_ttl.clean()
 
     def accessed(self) -> None:
-        if self._state_ttl.is_due:
+        if self.clock.now_ms >= self._state_ttl.due_ms:
             self._state_ttl.clean()
 
     def leave(self) -> None:
         """A slice of this table is done: the next stamped item begins another."""
         self._start_ms = self._stop_ms = 0
 
-    def load(self, keys: Sequence[bytes], values: Sequence[Any]) -> None:
+    def load(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         kind, state_ttl = self._state_ttl.serializer.kind, self._state_ttl
         for key, value in zip(keys, values, strict=True):
             for item, stamp_ms in _items(kind, key, value):
@@ -167,6 +171,19 @@ class IncrementalCleanup(TableTtl):
 
     def drop_expired(self, item: Item, horizon_ms: int) -> None:
         """Drop an item if its stamp has expired; of a list, the elements whose stamps have."""
+        raise NotImplementedError
+
+
+class IncrementalCleanup(Cleanup):
+    """Notes keys, and (key, entry) of maps."""
+
+    __slots__ = ("_state_table",)
+
+    def __init__(self, state_ttl: StateTtl, state_table: CopyOnWriteStateTable) -> None:
+        super().__init__(state_ttl)
+        self._state_table = state_table
+
+    def drop_expired(self, item: Item, horizon_ms: int) -> None:
         state_table = self._state_table
         if isinstance(state_table, CopyOnWriteMapTable):
             key, entry = item
@@ -189,7 +206,7 @@ class IncrementalCleanup(TableTtl):
             state_table.active[item] = [copy(element) for element in kept] if frozen and copy is not None else kept
 
 
-def _items(kind: str, key: bytes, value: Any) -> Iterator[tuple[Item, int]]:
+def _items(kind: str, key: Any, value: Any) -> Iterator[tuple[Item, int]]:
     if kind == "map":
         yield from (((key, entry), stamped[0]) for entry, stamped in value.items())
     elif kind == "list":

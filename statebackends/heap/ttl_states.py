@@ -19,7 +19,9 @@ from holdfast.statebackends.serialization.value_checks import Checks
 from holdfast.statebackends.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
+    ListState,
     ListStateDescriptor,
+    MapState,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
@@ -138,12 +140,10 @@ class TtlListState(Generic[V]):
 
     __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_ttl")
 
-    def __init__(
-        self, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks, ttl: TableTtl
-    ) -> None:
-        """`copy` copies an element with its stamp."""
+    def __init__(self, context: KeyContext, stored: ListState[tuple[int, V]], checks: Checks, ttl: TableTtl) -> None:
+        """`stored`: the elements with their stamps, unchecked."""
         self._context = context
-        self._stored: HeapListState[tuple[int, V]] = HeapListState(context, table, copy)
+        self._stored = stored
         self._ttl = ttl
         self._checks = checks
 
@@ -155,7 +155,7 @@ class TtlListState(Generic[V]):
         kept = [element for element in found if element[0] > horizon_ms]
         if ttl.refreshes and any(element[0] < now_ms for element in kept):
             self._stored.update([(max(stamp_ms, now_ms), value) for stamp_ms, value in kept])
-            ttl.stamped(self._context.key)
+            self._stamped()
         elif len(kept) < len(found):
             self._stored.update(kept)
         ttl.accessed()
@@ -164,7 +164,7 @@ class TtlListState(Generic[V]):
     def add(self, value: V) -> None:
         self._checks.value(value)
         self._stored.add((self._ttl.clock.now_ms, value))
-        self._ttl.stamped(self._context.key)
+        self._stamped()
 
     def add_all(self, values: Iterable[V]) -> None:
         given = list(values)
@@ -173,32 +173,32 @@ class TtlListState(Generic[V]):
         added = [(now_ms, value) for value in given]
         if added:
             self._stored.add_all(added)
-            self._ttl.stamped(self._context.key)
+            self._stamped()
 
     def update(self, values: Iterable[V]) -> None:
         given = list(values)
         self._checks.values(given)
         now_ms = self._ttl.clock.now_ms
         self._stored.update([(now_ms, value) for value in given])
-        self._ttl.stamped(self._context.key)
+        self._stamped()
 
     def clear(self) -> None:
         self._stored.clear()
         self._ttl.accessed()
 
+    def _stamped(self) -> None:
+        self._ttl.stamped(self._context.key)
+
 
 class TtlMapState(Generic[K, V]):
     """Implements `state.MapState`; each entry expires by itself. Iteration reads all entries when it begins."""
 
-    __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_table", "_ttl")
+    __slots__ = ("__weakref__", "_checks", "_context", "_stored", "_ttl")
 
-    def __init__(
-        self, context: KeyContext, table: CopyOnWriteMapTable, copy: Copier | None, checks: Checks, ttl: TableTtl
-    ) -> None:
-        """`copy` copies a value with its stamp."""
+    def __init__(self, context: KeyContext, stored: MapState[K, Any], checks: Checks, ttl: TableTtl) -> None:
+        """`stored`: the values with their stamps, unchecked."""
         self._context = context
-        self._table = table
-        self._stored: HeapMapState[K, Any] = HeapMapState(context, table, copy)
+        self._stored = stored
         self._ttl = ttl
         self._checks = checks
 
@@ -213,7 +213,7 @@ class TtlMapState(Generic[K, V]):
         self._checks.key(key)
         self._checks.value(value)
         self._stored.put(key, (self._ttl.clock.now_ms, value))
-        self._ttl.stamped((self._context.key, key))
+        self._stamped(key)
 
     def remove(self, key: K) -> None:
         self._stored.remove(key)
@@ -235,8 +235,7 @@ class TtlMapState(Generic[K, V]):
 
     def is_empty(self) -> bool:
         horizon_ms = self._ttl.clock.now_ms - self._ttl.duration_ms
-        stored = self._table.entries(self._context.key)[0].values()
-        return not any(self._ttl.shows_expired or stamp_ms > horizon_ms for stamp_ms, _ in stored)
+        return not any(self._ttl.shows_expired or stamp_ms > horizon_ms for stamp_ms, _ in self._stored.values())
 
     def clear(self) -> None:
         self._stored.clear()
@@ -254,6 +253,9 @@ class TtlMapState(Generic[K, V]):
             self.put(key, value)
         return value
 
+    def _stamped(self, key: K) -> None:
+        self._ttl.stamped((self._context.key, key))
+
 
 def create_ttl_state(
     descriptor: Any, context: KeyContext, table: CopyOnWriteStateTable, copy: Copier | None, checks: Checks, ttl: TableTtl
@@ -263,9 +265,9 @@ def create_ttl_state(
         case ValueStateDescriptor():
             return TtlValueState(context, table, copy, checks, ttl)
         case ListStateDescriptor():
-            return TtlListState(context, table, copy, checks, ttl)
+            return TtlListState(context, HeapListState(context, table, copy), checks, ttl)
         case MapStateDescriptor() if isinstance(table, CopyOnWriteMapTable):
-            return TtlMapState(context, table, copy, checks, ttl)
+            return TtlMapState(context, HeapMapState(context, table, copy), checks, ttl)
         case ReducingStateDescriptor():
             return TtlReducingState(context, table, copy, checks, ttl, descriptor.reduce)
         case AggregatingStateDescriptor():

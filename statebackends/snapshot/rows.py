@@ -249,7 +249,10 @@ def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]
 
 
 def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
-    """Columns of list elements, or of map entries."""
+    """Columns of list elements, or of map entries; a few lists or maps at a time."""
+    if len(values) > ROWS_AT_HAND:
+        some = [_elements(serializer, values[start : start + ROWS_AT_HAND]) for start in range(0, len(values), ROWS_AT_HAND)]
+        return [pa.concat_arrays(each) for each in zip(*some, strict=True)]
     if serializer.map_key is not None:
         map_keys = serializer.map_key.to_arrow(list(chain.from_iterable(values)))
         return [map_keys, *_arrays(serializer, [value for entries in values for value in entries.values()])]

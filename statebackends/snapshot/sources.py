@@ -18,7 +18,8 @@ from holdfast.statebackends.backend import SnapshotTarget, TimerRow, TimerRowPro
 from holdfast.statebackends.columnar.state import ColumnarChanges, Columns, NumpyColumnarState
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
-from holdfast.statebackends.heap.slot_pages import FrozenPages
+from holdfast.statebackends.heap.slot_collections import plain
+from holdfast.statebackends.heap.slot_pages import FrozenPages, present
 from holdfast.statebackends.heap.state_table import MISSING, CopyOnWriteStateTable, FrozenDirtyKeys, lookup, visible_batches
 from holdfast.statebackends.layout import KEY_GROUP, NAMESPACE, ORDER, TIME
 from holdfast.statebackends.row_tables.frozen import RowChanges, Rows
@@ -36,6 +37,7 @@ from holdfast.statebackends.snapshot.rows import (
     KeyBatch,
     KeyedRows,
     Keys,
+    unexpired,
     unexpired_batches,
 )
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, stable_order
@@ -121,9 +123,10 @@ class StateTableSource:
         batches, gone = self._changed_rows(base, changed)
         if self._slots is not None:
             keys = self._slots.keys()
-            for slots, values in self._slots.changes(base, KEYS_PER_BATCH):
-                there = np.fromiter((value is not MISSING for value in values), np.bool_, len(values))
-                batches.append((b"", keys.take(slots[there]), list(compress(values, there.tolist()))))
+            for slots, values in self._slots.changes(base, self._keys_per_batch):
+                shown = self._shown(values)
+                there = present([shown], len(shown))
+                batches.append((b"", keys.take(slots[there]), list(compress(shown, there.tolist()))))
                 gone.append((b"", keys.take(slots[~there])))
         delta = delta_table(self._rows.table(self._serializer, batches, self._began_s), self._rows.key_columns_of(gone))
         self._done()
@@ -143,11 +146,28 @@ class StateTableSource:
         yield from self._unexpired(self._table_batches())
         if self._slots is not None:
             key_column = self._slots.keys()
-            for slots, values in self._slots.batches(KEYS_PER_BATCH):
-                yield b"", key_column.take(slots), values
+            for slots, values in self._slots.batches(self._keys_per_batch):
+                shown = self._shown(values)
+                if self._horizon_ms is not None:
+                    there = present([shown], len(shown))
+                    slots, shown = slots[there], list(compress(shown, there.tolist()))
+                yield b"", key_column.take(slots), shown
+
+    def _shown(self, values: list[Any]) -> list[Any]:
+        """Values of slots, maps as dicts; MISSING for what has expired."""
+        kind, horizon_ms = self._serializer.kind, self._horizon_ms
+        if kind == "map":
+            values = plain(values)
+        if horizon_ms is None:
+            return values
+        return [MISSING if value is MISSING else unexpired(kind, value, horizon_ms) or MISSING for value in values]
+
+    @property
+    def _keys_per_batch(self) -> int:
+        return ROWS_PER_BATCH if self._serializer.kind in ("list", "map") else KEYS_PER_BATCH
 
     def _table_batches(self) -> Iterator[EncodedBatch]:
-        rows = ROWS_PER_BATCH if self._serializer.kind in ("list", "map") else KEYS_PER_BATCH
+        rows = self._keys_per_batch
         for namespace, state_table, layers in self._frozen:
             with state_table.lock:
                 for keys, values in visible_batches(layers, rows, maps=self._serializer.kind == "map"):
@@ -415,19 +435,21 @@ def write_tables(
     key_groups: KeyGroupRange,
     target: SnapshotTarget,
     admit: Callable[[int], None] | None = None,
+    *,
+    compresses: bool = True,
 ) -> Flow[KeyedStateHandle]:
     """Write one part per source, empty ones included, so that a restore sees every state that was declared.
 
-    `admit` is called with the bytes encoded so far after each part, and may raise."""
+    `admit` is called after each inline part with the bytes of all so far, and may raise."""
     table_format: TableFormat = "parquet" if target.canonical else "arrow"
     writer = PartsWriter(target)
     parts = []
-    size = 0
+    inline = 0
     for source in sources:
-        data = encode_keyed_table(source.stream(), table_format)
-        size += data.size
-        if admit is not None:
-            admit(size)
+        data = encode_keyed_table(source.stream(), table_format, compresses=compresses)
+        if admit is not None and data.size < target.inline_threshold:
+            inline += data.size
+            admit(inline)
         parts.append(writer.add(memoryview(data), f"{source.meta.name}.{table_format}"))
         if writer.is_full:
             yield from writer.store()

@@ -7,6 +7,7 @@ import copy
 import sys
 import tempfile
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from holdfast.statebackends.backends.heap import FilesystemKeyedBackend, HeapKey
 from holdfast.statebackends.backends.keyed import KeyedBackendConfig
 from holdfast.statebackends.errors import InvalidKeyError, InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
-from holdfast.statebackends.heap import key_slots, slot_states, state_table
-from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, SlotPages
+from holdfast.statebackends.heap import key_slots, slot_collections, slot_pages, slot_states, state_table
+from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, FrozenPages, SlotPages
 from holdfast.statebackends.heap.slot_states import SlotTables
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, Ttl, ValueStateDescriptor
 from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.operators.ports import DictStorage
@@ -36,7 +37,14 @@ from tests.statebackends.backend_harness import COUNT, MEAN, SEEN, TOTAL, VISIT,
 
 GROUPS = 16
 EXPIRING = ValueStateDescriptor("expiring", int, Ttl(100))
-STATES: tuple[Any, ...] = (COUNT, VISIT, TOTAL, MEAN, SEEN, EXPIRING)
+LASTING = ValueStateDescriptor("lasting", list[int], Ttl(150, update="read", visibility="until_cleaned"))
+TRACES = ListStateDescriptor("traces", Visit)
+TAGS = MapStateDescriptor("tags", str, int)
+VISITS = MapStateDescriptor("visits", int, Visit)
+OLD_LIST = ListStateDescriptor("old list", str, Ttl(80))
+OLD_MAP = MapStateDescriptor("old map", str, list[int], Ttl(120, update="read"))
+STATES: tuple[Any, ...] = (COUNT, VISIT, TOTAL, MEAN, SEEN, EXPIRING, LASTING, TRACES, TAGS, VISITS, OLD_LIST, OLD_MAP)
+TIMED = {state.name for state in STATES if state.ttl is not None}
 NAMESPACES = (b"", b"n")
 KEYS: dict[str, list[Any]] = {
     "int64": [5, -3, 2**62, 0, 70, 1 << 40],
@@ -96,7 +104,7 @@ def found(backend: HeapKeyedBackend) -> dict[Any, Any]:
             for encoded in sorted(backend.keys(state.name, namespace)):
                 select(backend, backend.key_type.decode(encoded))
                 one = backend.get_state(state, namespace)
-                value = one.value() if state.kind == "value" else one.get()
+                value = one.value() if state.kind == "value" else dict(one.items()) if state.kind == "map" else one.get()
                 contents[state.name, namespace, encoded] = copy.deepcopy(value)
     return contents
 
@@ -119,10 +127,43 @@ def write(backend: HeapKeyedBackend, what: str, number: int, namespace: bytes) -
             backend.get_state(MEAN, namespace).add(number)
         case "append":
             backend.get_state(SEEN, namespace).add(str(number))
+            backend.get_state(TRACES, namespace).add_all([Visit(number, ["x"])] * number)
+        case "replace":
+            seen = backend.get_state(SEEN, namespace)
+            seen.update(seen.get()[number:])
+            changed = backend.get_state(TRACES, namespace).get()
+            for visit in changed:
+                visit.pages.append("changed")
+            backend.get_state(TRACES, namespace).update(changed[:2])
+        case "put":
+            tags, visits = backend.get_state(TAGS, namespace), backend.get_state(VISITS, namespace)
+            tags.put(str(number), tags.get(str(number), 0) + 1)
+            visit = visits.get(number) or Visit(0, [])
+            visit.pages.append("y")
+            visits.put(number, visit)
+        case "drop":
+            for state, entry in ((TAGS, str(number)), (VISITS, number), (OLD_MAP, str(number))):
+                one = backend.get_state(state, namespace)
+                one.remove(entry)
+                assert not one.contains(entry)
+        case "look":
+            for _, visit in backend.get_state(VISITS, namespace).items():
+                visit.pages.append("never stored")
+                break
+            backend.get_state(TAGS, namespace).is_empty()
+            backend.get_state(OLD_MAP, namespace).is_empty()
+            backend.get_state(LASTING, namespace).value()
+            backend.get_state(OLD_LIST, namespace).get()
         case "stamp":
             backend.get_state(EXPIRING, namespace).update(number)
+            lasting = backend.get_state(LASTING, namespace)
+            lasting.update([*(lasting.value() or []), number])
+            backend.get_state(OLD_LIST, namespace).add(str(number))
+            old_map = backend.get_state(OLD_MAP, namespace)
+            old_map.put(str(number), [*(old_map.get(str(number)) or []), number])
         case "clear":
-            backend.get_state((COUNT, VISIT, TOTAL, MEAN)[number % 4], namespace).clear()
+            backend.get_state(STATES[number * 3 % len(STATES)], namespace).clear()
+            backend.get_state(STATES[number * 3 % len(STATES) + 1], namespace).clear()
         case "remove":
             for state in STATES:
                 backend.get_state(state, namespace).clear()
@@ -130,8 +171,12 @@ def write(backend: HeapKeyedBackend, what: str, number: int, namespace: bytes) -
             backend.get_state(COUNT, namespace).value()
 
 
+KINDS_OF_WRITES = (
+    *("update", "increment", "increment", "change", "add", "append", "replace", "put", "put", "drop", "look", "stamp"),
+    *("clear", "remove", "read"),
+)
 WRITES = st.tuples(
-    st.sampled_from(["update", "increment", "increment", "change", "add", "append", "stamp", "clear", "remove", "read"]),
+    st.sampled_from(KINDS_OF_WRITES),
     st.integers(0, 5),
     st.integers(0, 3),
     st.sampled_from([b"", b"", b"", b"n"]),
@@ -238,7 +283,7 @@ class SideBySide:
 
     @staticmethod
     def unexpired(contents: dict[Any, Any]) -> dict[Any, Any]:
-        return {place: value for place, value in contents.items() if place[0] != EXPIRING.name}
+        return {place: value for place, value in contents.items() if place[0] not in TIMED}
 
     def pass_time(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
@@ -262,6 +307,17 @@ def run(steps: list[tuple[str, Any]], key_type: str) -> None:
 @given(steps=st.lists(STEPS, max_size=25), key_type=st.sampled_from(sorted(KEYS)))
 @settings(max_examples=examples(60), deadline=None)
 def test_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[tuple[str, Any]], key_type: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if bounds == "small":
+            shrink(patched)
+        run(steps, key_type)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("bounds", ["as they are", "small"])
+@given(steps=st.lists(STEPS, min_size=5, max_size=40), key_type=st.sampled_from(sorted(KEYS)))
+@settings(max_examples=1_000, deadline=None, database=None)
+def test_long_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[tuple[str, Any]], key_type: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if bounds == "small":
             shrink(patched)
@@ -382,6 +438,8 @@ def shrink(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(key_slots, "ALONE_MAX", 2)
     patched.setattr(state_table, "KEYS_MIN", 3)
     patched.setattr(state_table, "EPOCHS_MAX", 2)
+    patched.setattr(slot_collections, "ENTRIES_COPIED_MAX", 1)
+    patched.setattr(slot_collections, "LAYERS_MAX", 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------ one by one
@@ -389,7 +447,9 @@ def shrink(patched: pytest.MonkeyPatch) -> None:
 
 def backend_of(key_type: str = "int64", kind: Any = FilesystemKeyedBackend, states: tuple[Any, ...] = (COUNT,)) -> Any:
     config = KeyedBackendConfig(states, KeyType.parse(key_type), KeyGroupRange(0, GROUPS), GROUPS, "op", 0, now_ms=0)
-    return kind(config, snapshot_bytes_max=1 << 30) if kind is MemoryKeyedBackend else kind(config, incremental=True)
+    if kind is MemoryKeyedBackend:
+        return kind(config, inline_bytes=1 << 16, snapshot_bytes_max=1 << 30)
+    return kind(config, incremental=True)
 
 
 def fill(backend: Any, numbers: Any, value: int) -> None:
@@ -538,11 +598,162 @@ def test_a_value_of_another_type_is_refused_and_changes_nothing(declared: Any, r
     assert one.value() == right
 
 
+FULL_STEPS = st.one_of(
+    st.tuples(st.just("clear"), st.integers(0, 2 * PAGE_SLOTS - 1)),
+    st.tuples(st.just("fill"), st.none()),
+    st.tuples(st.just("barrier"), st.none()),
+    st.tuples(st.just("barrier"), st.none()),
+    st.tuples(st.just("read"), st.booleans()),
+    st.tuples(st.just("read"), st.booleans()),
+    st.tuples(st.just("drop"), st.integers(0, 2 * PAGE_SLOTS - 1)),
+)
+
+
+@given(steps=st.lists(FULL_STEPS, max_size=25))
+@settings(max_examples=examples(150), deadline=None)
+def test_pages_that_were_full_are_looked_at_again_when_a_value_is_gone(steps: list[tuple[str, Any]]) -> None:
+    count = 2 * PAGE_SLOTS + 10
+    pages = SlotPages()
+    pages.reserve(count)
+    model = dict.fromkeys(range(count), 1)
+    pages.load(np.arange(count), [1] * count)
+    frozen: list[tuple[FrozenPages, dict[int, int]]] = []
+    for what, argument in [*steps, *[("read", True)] * 4]:
+        match what:
+            case "clear" if argument in model:
+                pages.put(argument, MISSING)
+                del model[argument]
+            case "fill":
+                for slot in range(count):
+                    pages.put(slot, 2)
+                    model[slot] = 2
+            case "barrier":
+                frozen.append((FrozenPages(pages, count, list), dict(model)))
+            case "read" if frozen:
+                one, expected = frozen.pop(0 if argument else -1)
+                read = [zip(slots.tolist(), values, strict=True) for slots, values in one.batches(PAGE_SLOTS)]
+                assert dict(chain.from_iterable(read)) == expected
+                one.release()
+            case "drop" if argument < count:  # all behind this one
+                kept = np.arange(argument + 1)
+                pages.keep(kept, np.concatenate([kept, np.full(count - argument - 1, -1)]))
+                model = {slot: value for slot, value in model.items() if slot <= argument}
+                count = argument + 1
+    full = [page for page, is_full in enumerate(pages.full) if is_full]
+    assert all(set(range(page * PAGE_SLOTS, (page + 1) * PAGE_SLOTS)) <= model.keys() for page in full)
+
+
+def test_a_page_that_is_known_to_be_full_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_of()
+    fill(backend, range(3 * PAGE_SLOTS - 5), 1)
+    looks: list[int] = []
+    original = slot_pages.present
+
+    def look(pages: Any, count: int) -> Any:
+        looks.append(len(pages))
+        return original(pages, count)
+
+    monkeypatch.setattr(slot_pages, "present", look)
+    for _ in range(2):
+        frozen = backend._slots.freeze()["count"]
+        assert sum(len(values) for _, values in frozen.batches(1 << 17)) == 3 * PAGE_SLOTS - 5
+        frozen.release()
+    assert looks == [3, 1]
+
+
+def test_a_large_map_is_not_copied_behind_a_barrier_and_its_layers_are_folded_when_nobody_reads_them() -> None:
+    backend = backend_of(states=(TAGS,))
+    select(backend, 1)
+    tags = backend.get_state(TAGS)
+    for number in range(slot_collections.ENTRIES_COPIED_MAX + 1):
+        tags.put(str(number), number)
+    whole = backend._slots["tags"].get(0)
+    first, second = backend.snapshot(1), None
+    tags.put("0", -1)
+    tags.remove("1")
+    tags.put("new", 5)
+    layered = backend._slots["tags"].get(0)
+    assert isinstance(layered, slot_collections.LayeredEntries)
+    assert layered.layers == (whole,)
+    assert (whole["0"], whole["1"], "new" in whole) == (0, 1, False)
+    assert (tags.get("0"), tags.get("1"), tags.get("new"), len(dict(tags.items()))) == (-1, None, 5, len(whole))
+    second = backend.snapshot(2)
+    tags.put("2", -2)
+    frozen = layered.flat()
+    assert (frozen["2"], tags.get("2")) == (2, -2)
+    first.release()
+    tags.put("3", -3)
+    second.release()
+    backend.snapshot(3).release()
+    tags.put("4", -4)
+    assert backend._slots["tags"].get(0) is whole, "in place"
+    assert [whole.get(name) for name in ("0", "1", "2", "3", "4", "new")] == [-1, None, -2, -3, -4, 5]
+
+
+def test_a_map_that_snapshots_overlap_on_is_copied_after_some_layers() -> None:
+    backend = backend_of(states=(VISITS,))
+    select(backend, 1)
+    visits = backend.get_state(VISITS)
+    visits.put(0, Visit(0, []))
+    pending = []
+    for number in range(1, 2 * slot_collections.LAYERS_MAX):
+        pending.append((backend._slots["visits"].freeze(1), dict(visits.items())))
+        visit = visits.get(0)
+        visit.pages.append(str(number))
+        visits.put(number % 3, visit)
+        held = backend._slots["visits"].get(0)
+        assert not isinstance(held, slot_collections.LayeredEntries) or len(held.layers) <= slot_collections.LAYERS_MAX
+    for pages, expected in pending:
+        assert slot_collections.plain([pages[0][0]]) == [expected]
+
+
+@pytest.mark.parametrize("state", [EXPIRING, OLD_LIST, OLD_MAP], ids=lambda state: state.name)
+def test_cleanup_knows_slots_that_were_numbered_anew(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_states, "SLOTS_MIN", 16)
+    backend = backend_of(states=(state, COUNT))
+    for number in range(64):  # those that are dropped are in front of those that stay, and expire with them
+        select(backend, number)
+        one = backend.get_state(state)
+        one.put("x", [1]) if state.kind == "map" else one.add("x") if state.kind == "list" else one.update(1)
+        if number < 40:
+            one.clear()
+    for number in range(100, 140):
+        select(backend, number)
+        backend.get_state(COUNT).value()
+    assert backend._slots.keys.count < 80
+    left = sorted(map(backend.key_type.decode, backend.keys(state.name)))
+    assert left == list(range(40, 64))
+    backend.set_processing_time(1_000)
+    select(backend, 7)
+    for _ in range(64):
+        backend.get_state(state).clear()
+    assert not list(backend.keys(state.name)), "cleaned up, though nobody has read them"
+
+
+def test_what_a_list_gives_is_not_what_it_keeps() -> None:
+    backend = backend_of(states=(SEEN, TRACES))
+    select(backend, 1)
+    seen, traces = backend.get_state(SEEN), backend.get_state(TRACES)
+    seen.add_all(["a", "b"])
+    traces.add(Visit(1, []))
+    seen.get().append("c")
+    assert seen.get() == ["a", "b"]
+    frozen = [backend._slots[name].freeze(1) for name in (SEEN.name, TRACES.name)]
+    traces.get()[0].pages.append("given away")
+    seen.add("c")
+    traces.add(Visit(2, []))
+    traces.get()[0].pages.append("own")
+    assert [pages[0][0] for pages in frozen] == [["a", "b"], [Visit(1, [])]]
+    assert (seen.get(), traces.get()) == (["a", "b", "c"], [Visit(1, ["own"]), Visit(2, [])])
+    seen.update([])
+    assert not list(backend.keys(SEEN.name))
+
+
 def test_states_by_key_stay_beside_those_in_slots() -> None:
     tags = MapStateDescriptor("tags", str, int)
     backend = backend_of(states=(COUNT, tags, EXPIRING))
-    assert [name in backend._slots for name in ("count", "tags", "expiring")] == [True, False, False]
-    assert backend_of(states=(tags,))._slots is None
+    assert [name in backend._slots for name in ("count", "tags", "expiring")] == [True, True, True]
+    assert backend_of(states=())._slots is None
     fill(backend, [4], 1)
     select(backend, 4)
     backend.get_state(tags).put("x", 1)

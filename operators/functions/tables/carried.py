@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator
+from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.row_loops import LoopRows
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.options import stored_row_type
-from holdfast.operators.task.user_failures import check_returns, raise_located, returned_none
+from holdfast.operators.task.user_failures import check_returns, returned_none
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 from holdfast.statebackends.state import Ttl, ValueState, ValueStateDescriptor
 
@@ -90,12 +92,6 @@ class CarryingOperator(KeyedFunctionOperator):
         super().open()
         self._value: ValueState[Any] = self._context.state(self.descriptor)
 
-    def process_batch(self, batch: Batch, input_index: int) -> None:
-        self._take(batch, self.selector, self.input_type, self._row)
-
-    def _row(self, row: Any, context: Any, collect: Collector) -> None:
-        raise NotImplementedError
-
     def _raise(self, error: Exception, function: Callable[..., Any], record: Any, *, keyed: bool = False) -> NoReturn:
         """What an error names is the user's own function."""
         super()._raise(error, self.call, record, keyed=keyed)
@@ -103,6 +99,9 @@ class CarryingOperator(KeyedFunctionOperator):
 
 class ReduceOperator(CarryingOperator):
     """Emits, for each record, what the records of its key come to so far."""
+
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        self._take(batch, self.selector, self.input_type, self._row)
 
     def _row(self, row: Any, context: Any, collect: Collector) -> None:
         value = self._value.value()
@@ -121,23 +120,9 @@ class ReduceOperator(CarryingOperator):
 class MapWithStateOperator(CarryingOperator):
     """Emits the row that the function returns, if it is not None, and keeps the value that it returns with it."""
 
-    def _row(self, row: Any, context: Any, collect: Collector) -> None:
-        result = self.call(row, self._value.value())
-        if type(result) is not tuple or len(result) != 2:
-            raise_located(
-                TypeError(f"it must return a pair, (row or None, value or None), and returned {result!r}"),
-                operator=self.context.uid,
-                subtask=self.context.subtask,
-                function=self.call,
-                record=row,
-            )
-        emitted, value = result
-        if value is None:
-            self._value.clear()
-        else:
-            self._value.update(value)
-        if emitted is not None:
-            collect(emitted)
+    def process_batch(self, batch: Batch, input_index: int) -> None:
+        rows = LoopRows(batch, self.input_type.record, read_set(self.call))
+        self._loop(batch, rows, self.call, self._value, self._course(batch, self.selector), carries=True)
 
 
 def _copied(row: Any) -> Any:

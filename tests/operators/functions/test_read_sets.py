@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import json
@@ -21,8 +22,10 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import columns_to_rows
 from holdfast.operators.functions.process import CallableProcessFunction, PlainProcessOperator, ProcessFunction, ProcessOperator
 from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import key_selector
+from holdfast.operators.functions.tables.carried import map_with_state_operator
 from holdfast.statebackends.errors import GraphError, UnknownColumnError, UserFunctionError
 from tests.examples import examples
 from tests.operators.harness import OperatorHarness
@@ -179,6 +182,8 @@ WHOLE: list[Callable[..., None]] = [
     seen_from_within, seen_by_a_query, passed_on, matched, by_keyword,
 ]  # fmt: skip
 
+FAST = [function for function in WHOLE if function is not seen_by_a_query]
+
 
 @pytest.mark.parametrize("function", NARROW, ids=lambda function: function.__name__)
 def test_reads_by_names_in_the_code_are_found(function: Any) -> None:
@@ -235,7 +240,27 @@ def test_methods_count_from_their_own_arguments() -> None:
             out(value["v"])
 
     assert read_set(Reads().process_element) == {"v"}
-    assert read_set(Callable_()) is None
+    class Static:
+        @staticmethod
+        def __call__(value: Any, ctx: Any, out: Any) -> None:
+            out(ctx["v"])
+
+    class Inherits(Callable_):
+        pass
+
+    class Bound:
+        __call__ = Reads().process_element
+
+    assert read_set(Callable_()) == read_set(Inherits()) == {"v"}
+    assert read_set(Static()) is None
+    assert read_set(Bound()) is None
+    assert read_set(Callable_) is None
+    assert read_set(functools.partial(by_name)) == read_set(functools.partial(Callable_())) == {"v"}
+    assert read_set(functools.partial(Reads().process_element, ctx=1)) == {"v"}
+    assert read_set(functools.partial(lambda model, row: (model, row["w"]), object())) == {"w"}
+    assert read_set(functools.partial(lambda row, other: (row, other["w"]), object())) == {"w"}
+    assert read_set(functools.partial(print, 1)) is None
+    assert read_set(functools.lru_cache(by_name)) is None
     assert read_set(print) is None
     assert read_set(by_name, 1) == set()  # the context is never used
     assert read_set(by_name, 5) is None
@@ -256,13 +281,23 @@ VALUES = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("stamped", [False, True])
-@pytest.mark.parametrize("function", [*NARROW, *WHOLE, otherwise], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [*NARROW, *FAST, otherwise], ids=lambda function: function.__name__)
 @settings(max_examples=examples(8))
 @given(rows=st.lists(VALUES, min_size=1, max_size=4))
 def test_columns_and_rows_at_hand_give_the_same(function: Any, stamped: bool, rows: list[dict[str, Any]]) -> None:
     stamps = list(range(len(rows))) if stamped else None
     columns = Batch(rows=rows, schema=ROWS.schema).columns()
     rows = columns_to_rows(columns)  # their order is that of columns
+    check_alike(function, rows, columns, stamps)
+
+
+def test_a_query_that_sees_the_row_gets_it_whole() -> None:
+    """Once: pandas looks through all frames of the stack."""
+    rows = [{"k": "a", "v": 1, "w": 0.5, "t": "x"}]
+    check_alike(seen_by_a_query, rows, Batch(rows=rows, schema=ROWS.schema).columns(), None)
+
+
+def check_alike(function: Any, rows: list[dict[str, Any]], columns: pa.RecordBatch, stamps: list[int] | None) -> None:
     found: list[Any] = []
     for data in (rows, columns):
         KEPT.clear()
@@ -316,6 +351,162 @@ def test_an_error_shows_the_whole_row_and_the_key(function: Any, place: int) -> 
     assert raised.value.record == repr(row)
     assert f"key {'abcde'[place]!r}" in str(raised.value)
     assert raised.value.operator == "op"
+
+
+# --------------------------------------------------------------------------------------------- functions of one row alone
+
+
+class Scores:
+    def __call__(self, row: Any) -> Any:
+        return [row["v"] * 2, row.get("t")]
+
+
+def made_one_by_one(row: Any) -> Any:
+    for number in range(abs(row["v"])):
+        yield {"n": number, "t": row["t"]}
+
+
+def sees_its_frame(row: Any) -> Any:
+    yield sys._getframe().f_locals["row"]["w"]
+
+
+def itself(row: Any) -> Any:
+    return [row]
+
+
+def changes(row: Any) -> Any:
+    row["v"] += 1
+    return [dict(row)]
+
+
+def given_on(row: Any) -> Any:
+    return [len(row), *sorted(row)]
+
+
+def of_nothing(row: Any) -> Any:
+    return [1]
+
+
+def of_some(row: Any) -> Any:
+    return [row["w"]] if row["v"] > 0 else []
+
+
+def of_a_loop(row: Any) -> Any:
+    return [(number, row["t"]) for number in range(2)]
+
+
+ONE: dict[Any, set[str] | None] = {
+    Scores(): {"v", "t"}, functools.partial(Scores()): {"v", "t"}, made_one_by_one: {"v", "t"}, sees_its_frame: None, itself: None,
+    changes: None, given_on: None, of_nothing: set(), of_some: {"v", "w"}, of_a_loop: None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ONE, ids=lambda function: getattr(function, "__name__", "object"))
+def test_reads_of_functions_of_one_row_are_found(function: Any) -> None:
+    assert read_set(function, is_consumed=True) == ONE[function]
+    if inspect.isgeneratorfunction(function):
+        assert read_set(function) is None, "who has the generator sees its frame"
+
+
+def harness_of(operator: Any, data: Any, stamps: Any = None, key_type: str | None = None) -> OperatorHarness:
+    with OperatorHarness(operator, key_type=key_type) as harness:
+        harness.process(data, stamps, schema=ROWS.schema)
+    return harness
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("kind", [MapOperator, FilterOperator, FlatMapOperator])
+@pytest.mark.parametrize("function", ONE, ids=lambda function: getattr(function, "__name__", "object"))
+@settings(max_examples=examples(5))
+@given(values=st.lists(VALUES, min_size=1, max_size=5))
+def test_functions_of_one_row_give_the_same_of_columns_and_of_rows(
+    function: Any, kind: Any, skips: bool, values: list[dict[str, Any]]
+) -> None:
+    columns = Batch(rows=values, schema=ROWS.schema).columns()
+    found = []
+    for data in (columns_to_rows(columns), columns):
+        output = ROWS if kind is FilterOperator else UNDECLARED
+        harness = harness_of(kind(function, ROWS, output, skips=skips), data, range(len(values)))
+        rows = harness.output.rows()
+        if kind is MapOperator and inspect.isgeneratorfunction(function):
+            rows = [list(row) for row in rows]
+        found.append((rows, harness.output.timestamps()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [MapOperator, FilterOperator, FlatMapOperator])
+@pytest.mark.parametrize("data", ["rows", "columns"])
+@pytest.mark.parametrize("fails", [{0}, {2}, {4}, {0, 1, 4}, {0, 1, 2, 3, 4}])
+def test_an_error_of_a_function_of_one_row_shows_it_whole_and_the_rest_goes_on(kind: Any, data: str, fails: set[int]) -> None:
+    def inverse(row: Any) -> Any:
+        return [10 // row["v"]]
+
+    def stops(row: Any) -> Any:
+        return [next(iter([1] * row["v"]))]
+
+    rows = [{"k": "a", "v": int(number not in fails), "w": 0.5, "t": "vwxyz"[number]} for number in range(5)]
+    given = rows if data == "rows" else Batch(rows=rows, schema=ROWS.schema).columns()
+    for function in (inverse, stops):
+        with pytest.raises(UserFunctionError) as raised:
+            harness_of(kind(function, ROWS, UNDECLARED), given)
+        assert raised.value.record == repr(rows[min(fails)])
+        harness = harness_of(kind(function, ROWS, UNDECLARED, skips=True), given, range(5))
+        assert harness.context.counters.rows_skipped == len(fails)
+        assert harness.output.timestamps() == sorted({0, 1, 2, 3, 4} - fails)
+        assert (repr(rows[min(fails)]) in harness.context.counters.first_skipped) is True
+
+
+def test_none_in_place_of_a_row_shows_the_row_whole() -> None:
+    columns = Batch(rows=[{"k": "a", "v": 1, "w": 0.5, "t": "x"}], schema=ROWS.schema).columns()
+    for kind in (MapOperator, FlatMapOperator):
+        with pytest.raises(UserFunctionError, match=r"returned None, not .*'w': 0.5, 't': 'x'"):
+            harness_of(kind(lambda row: None if row["v"] else [], ROWS, ROWS), columns)
+
+
+def test_a_filter_that_sees_through_rows_leaves_columns_and_one_that_does_not_leaves_rows() -> None:
+    columns = Batch(rows=[{"k": "a", "v": 1, "w": 0.5, "t": "x"}], schema=ROWS.schema).columns()
+    for function, has_rows in ((lambda row: row["v"], False), (lambda row: len(row), True)):
+        batch = harness_of(FilterOperator(function, ROWS, ROWS), columns).output.batches[0]
+        assert (batch.has_rows, batch.is_columnar, batch.rows()) == (has_rows, True, [{"k": "a", "v": 1, "w": 0.5, "t": "x"}])
+
+
+def carries_sums(row: Any, value: Any) -> Any:
+    total = (value or 0) + row["v"]
+    return ({"t": row["t"], "total": total} if total != 3 else None), total if total < 6 else None
+
+
+def carries_rows(row: Any, value: Any) -> Any:
+    return {**row, "before": value}, len(row)
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("function", [carries_sums, carries_rows])
+@settings(max_examples=examples(10))
+@given(values=st.lists(VALUES, min_size=1, max_size=12))
+def test_map_with_state_gives_the_same_of_columns_and_of_rows(function: Any, stamped: bool, values: list[dict[str, Any]]) -> None:
+    columns = Batch(rows=values, schema=ROWS.schema).columns()
+    found = []
+    for data in (columns_to_rows(columns), columns):
+        operator = map_with_state_operator(function, key_selector("t", None, ROWS, "op"), ROWS, int, None, None)
+        harness = harness_of(operator, data, list(range(len(values))) if stamped else None, "utf8")
+        found.append((harness.output.rows(), harness.output.timestamps()))
+    assert found[0] == found[1]
+    held: dict[Any, Any] = {}
+    expected = []
+    for place, row in enumerate(columns_to_rows(columns)):
+        made, held[row["t"]] = function(row, held.get(row["t"]))
+        expected += [] if made is None else [(made, place if stamped else None)]
+    assert list(zip(*found[0], strict=True)) == expected
+
+
+def test_an_error_of_map_with_state_shows_the_row_whole_and_the_key() -> None:
+    columns = Batch(rows=[{"k": "a", "v": 0, "w": 0.5, "t": "x"}], schema=ROWS.schema).columns()
+    functions = {"ZeroDivisionError": lambda row, value: 1 // row["v"], "return a pair": lambda row, value: row["v"]}
+    for reason, function in functions.items():
+        operator = map_with_state_operator(function, key_selector("t", None, ROWS, "op"), ROWS, int, None, None)
+        with pytest.raises(UserFunctionError, match=f"{reason}.*key 'x', record") as raised:
+            harness_of(operator, columns, key_type="utf8")
+        assert raised.value.record == "{'k': 'a', 'v': 0, 'w': 0.5, 't': 'x'}"
 
 
 # ------------------------------------------------------------------------------------------------------------- declared
