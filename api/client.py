@@ -419,7 +419,7 @@ class RestClient:
         job_id = _job_of(path)
         target = self._targets.get(job_id) or Target(self._reached)
         lost: ConnectionLostError | None = None
-        others = len(split_urls(self.url)) - 1
+        others, silent = len(split_urls(self.url)) - 1, dict[str, str]()
         while True:
             try:
                 answer = self._request(target, method, path, body)
@@ -430,6 +430,8 @@ class RestClient:
             except (NotLeaderError, ConnectionLostError, NotFoundError) as error:
                 answered = None if isinstance(error, ConnectionLostError) else error
                 asked = target
+                if answered is None:
+                    silent[asked.url] = error.message
                 target = next_target(asked, answered, functools.partial(self._address, asked.url))
                 self._remember(job_id, target)
                 if target.epoch > asked.epoch and (lost is None or target.epoch > target.unreachable_epoch):
@@ -444,6 +446,8 @@ class RestClient:
                     continue
                 if lost is not None and isinstance(error, NotLeaderError):
                     raise lost from error
+                if len(silent) > 1 and answered is None:
+                    raise ConnectionLostError("; ".join(silent.values()), url=self.url) from error
                 raise
 
     def _remember(self, job_id: str, target: Target) -> None:

@@ -73,7 +73,7 @@ class Environment(BaseEnvironment):
     incremental_checkpoints (True): store only changes since the checkpoint before, if the backend can.
     inline_threshold (20480): state smaller than this travels in the acknowledgement.
     pack_threshold (1048576): tables smaller than this share files; 0: each has its own.
-    memory_snapshot_bytes_max (5242880): snapshot of one operator's subtask on the memory backend.
+    memory_snapshot_bytes_max (5242880): tables below 64 KiB of one operator's subtask on the memory backend; others are files.
     rocksdb (None): an hf.RocksDBConfig.
     local_recovery (True): workers restore from copies on their own disk, where those are undamaged.
     local_recovery_directory (None): folder of those copies; None: the worker's local disk, as configured in Spark.

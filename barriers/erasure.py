@@ -1,7 +1,7 @@
 """A key that leaves keyed state at the barrier of one checkpoint: in its trigger, then in its barriers.
 
 Every subtask of the named operators erases it at its cut and stores canonical tables, so that it is one moment of the stream for
-all of them. It travels and is never stored: neither a claim nor a snapshot has it, and no text shows the key."""
+all of them. It travels and is never stored: a checkpoint's claim says that there is one, and no more; no text shows the key."""
 
 from __future__ import annotations
 

@@ -323,8 +323,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     pack_threshold: int = 1024 * 1024
     """Tables of a checkpoint that are smaller than this share files; 0..8 MiB, 0: each has its own."""
     memory_snapshot_bytes_max: int = 5 * 1024 * 1024
-    """State backend `memory`: encoded keyed state of one subtask of one operator, above which its checkpoint fails. 1 KiB..2
-    GiB."""
+    """State backend `memory`: bytes of tables below 64 KiB of one subtask of one operator, above which its checkpoint fails; larger
+    tables are files. 1 KiB..2 GiB."""
     rocksdb: RocksDBConfig | None = None
     """Settings of the state backend `rocksdb`. None: its defaults."""
     local_recovery: bool = True

@@ -67,10 +67,15 @@ class QuestionKind(StrEnum):
     """Where its threads are, sampled."""
     LOG = "log"
     """The newest lines of its log."""
+    STDOUT = "stdout"
+    """The end of what its process printed."""
 
 
 QuestionName: TypeAlias = Annotated[str, msgspec.Meta(max_length=32)]
 QuestionKinds: TypeAlias = Annotated[tuple[QuestionName, ...], msgspec.Meta(max_length=16)]
+LOOKS_MAX = 64
+"""Processes that a worker that stands by is asked to look for at once."""
+_Fingerprint: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 def clip(text: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
@@ -437,6 +442,8 @@ class RegisterWorker(msgspec.Struct, frozen=True, tag="register"):
     `task_attempt` and `launch_token` are then those of its StandbyOrder."""
     seat_spawn: _Int = 0
     """Number of the worker among those that were started there."""
+    sight: _Fingerprint = ""
+    """Which processes it sees: see processes.py. Those with the same sight can tell of its end. Empty: none can."""
 
 
 class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
@@ -457,6 +464,17 @@ class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
     """Proof that it is worker `spawn` of the seat."""
     fingerprint: str = ""
     """As in RegisterWorker."""
+    sight: _Fingerprint = ""
+    """As in RegisterWorker."""
+    ended: Annotated[tuple[_Fingerprint, ...], msgspec.Meta(max_length=LOOKS_MAX)] = ()
+    """Of the processes that the answer before asked for, those that have ended, by their fingerprints."""
+
+
+class ProcessLook(msgspec.Struct, frozen=True):
+    """A process that a worker with the same sight is to look for."""
+
+    pid: _Int
+    fingerprint: str
 
 
 class StandbyOrder(msgspec.Struct, frozen=True, tag="standby_order"):
@@ -471,6 +489,9 @@ class StandbyOrder(msgspec.Struct, frozen=True, tag="standby_order"):
     launch_token: str = ""
     shutdown: ShutdownWorker | None = None
     """The job is over, or another submission's: it leaves."""
+    looks: Annotated[tuple[ProcessLook, ...], msgspec.Meta(max_length=LOOKS_MAX)] = ()
+    """Processes that have lost their connection, and that the coordinator does not see itself: have they ended? The worker looks
+    for a moment, and asks again with what it found."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -537,11 +558,11 @@ class SampledStack(msgspec.Struct, frozen=True):
 
 
 class LogTail(msgspec.Struct, frozen=True):
-    """The newest lines of a worker's log, as its loggers let them through, without secrets."""
+    """The end of a worker's log, as its loggers let it through, or of its standard output, without secrets."""
 
     text: Annotated[str, msgspec.Meta(max_length=LOG_CHARACTERS_MAX)] = ""
     changed_ms: _Int = -1
-    """When the newest line was written, wall clock; -1: none was."""
+    """When its end was written, wall clock; -1: nothing was."""
     left_out: _Count = 0
     """Lines since the process began that are not kept any more."""
 
@@ -568,6 +589,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
     left_out: _Count = 0
     """Samples of stacks that had no room."""
     log: LogTail | None = None
+    """The log or the standard output, by the kind of the question."""
 
 
 # ---------------------------------------------------------------------------------------------- coordinator -> worker

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks.harness import end, first_line
 from holdfast.api.client import RestClient
 from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, Submission
@@ -58,6 +59,8 @@ VERTICES = 256
 """Subtasks of each worker, and so its acknowledgements for one checkpoint."""
 
 ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS_MAX, END_SECONDS_MAX = 60.0, 30.0
+"""Of a sidecar."""
 
 
 TOTAL = StateMeta("total", "value", "int", "utf8")
@@ -185,19 +188,21 @@ class Sidecar:
 
 @contextmanager
 def serving(root: Path = ROOT, *, tls: bool = False) -> Iterator[Sidecar]:
-    """A sidecar of the code at `root`, on a scratch directory; with TLS and an authority of its own, or in clear text."""
+    """A sidecar of the code at `root`, on a scratch directory; with TLS and an authority of its own, or in clear text.
+
+    Raises ProcessFailedError if it does not start in time."""
     with tempfile.TemporaryDirectory(prefix="holdfast-acks-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", folder]
+        state, errors = Path(folder) / "state", Path(folder) / "errors"
+        command = [sys.executable, "-m", "holdfast", "serve", "--json", "--state-dir", str(state)]
         command += ["--tls", "auto"] if tls else []
-        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with errors.open("wb") as told:
+            process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=told)
         try:
-            assert process.stdout is not None
-            facts = json.loads(process.stdout.readline())
-            trusted = (Path(folder) / CA_FILE).read_text() if tls else None
+            facts = json.loads(first_line(process, "the sidecar", START_SECONDS_MAX, errors))
+            trusted = (state / CA_FILE).read_text() if tls else None
             yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid), trusted)
         finally:
-            process.terminate()
-            process.communicate(timeout=30)
+            end(process, END_SECONDS_MAX)
 
 
 @contextmanager

@@ -7,6 +7,9 @@ posted with the token; then while hundreds of connections send their heads a byt
 The lease is five seconds: one that runs out restarts the job. In clear text and with TLS; the aim beside slow heads and viewers is
 an acknowledgement in 50 ms (p99), in each case beside the same job undisturbed, on the same machine a moment before.
 
+A row is printed as soon as its phase is measured: 21 s each, 6 s with --quick, more on a machine with other work. Each step
+has a deadline, and what misses it, or dies, is named: ProcessFailedError, TimeoutError.
+
     python -m benchmarks.flood [--quick] [--tls] [--root <checkout of the sidecar>]"""
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -32,10 +36,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 import urllib3
 
 from benchmarks.acks import ROOT, Row, Sidecar, make_ack, make_graph, serving
-from benchmarks.harness import wait_until
+from benchmarks.harness import ProcessFailedError, died, first_line, last_words, wait_until
 from holdfast.api.client import RestClient
 from holdfast.barriers import codec
 from holdfast.barriers.jobgraph import Submission
@@ -65,7 +70,13 @@ AIM_MS = 50.0
 """Of an acknowledgement beside slow heads and viewers, p99."""
 HEAD_S = 5.0
 """Longest that a head may take."""
+BEGIN_SECONDS_MAX = 60.0
+"""Until a flood has begun: it makes its bodies first, and opens its connections."""
+TELL_SECONDS_MAX = 30.0
+"""Until it has told how it fared."""
 PROBE_S = 0.05
+OPEN_SECONDS_MAX = 20.0
+"""Of one slow connection."""
 OPENED_AT_ONCE, OPENED_EVERY_S = 20, 0.01
 """2,000 a second: more would only measure how the system shares two cores with the flood."""
 
@@ -172,12 +183,17 @@ def _watch(
     name: str, seconds: float, sidecar: Sidecar, client: RestClient, job_id: str, workers: list[SpeakingWorker], **facts: Any
 ) -> Row:
     """One phase: its requests and their durations."""
+    if not sidecar.process.is_running():
+        raise ProcessFailedError(f"the sidecar died before the phase {name!r}")
     for worker in workers:
         worker.gateway.took_ms = {"ack": [], "heartbeat": []}
     before, cpu = _shown(client, job_id), sidecar.cpu_seconds()
     with Probe(sidecar.url, sidecar.authorities) as probe:
         time.sleep(seconds)
-    cpu = sidecar.cpu_seconds() - cpu
+    try:
+        cpu = sidecar.cpu_seconds() - cpu
+    except psutil.Error as error:
+        raise ProcessFailedError(f"the sidecar died in the phase {name!r}") from error
     after = _shown(client, job_id)
     took = {kind: [each for worker in workers for each in worker.gateway.took_ms[kind]] for kind in ("ack", "heartbeat")}
     return {
@@ -226,24 +242,30 @@ class Phase(NamedTuple):
 
 @contextmanager
 def flooding(sidecar: Sidecar, job_id: str, phase: Phase) -> Iterator[Row]:
-    """The flood, from a process of its own, once all of it has begun. What became of it is in the row, once it has ended."""
+    """The flood, from a process of its own, once all of it has begun. What became of it is in the row, once it has ended.
+
+    Raises ProcessFailedError if it does not begin or end in time, or died meanwhile: what was measured had no flood beside it."""
     found: Row = {}
-    client = RestClient(sidecar.url, sidecar.token, authorities=sidecar.authorities)
+    client = RestClient(sidecar.url, sidecar.token, authorities=sidecar.authorities, reconnect_timeout_s=0)
     viewer = str(client.issue_token("viewer", name="flood")["token"])
     client.close()
+    what = f"the flood of the phase {phase.name!r}"
     command = [sys.executable, "-m", "benchmarks.flood", "--attack", sidecar.url, "--job", job_id, "--phase", json.dumps(phase)]
     secrets = {"HOLDFAST_TOKEN": sidecar.token, "HOLDFAST_VIEWER": viewer, "HOLDFAST_AUTHORITIES": sidecar.authorities or ""}
-    environment = {**os.environ, **secrets}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield found
-        told, _ = process.communicate(timeout=30)
-        found.update(json.loads(told))
-    finally:
-        process.kill()
-        process.communicate()
+    with tempfile.NamedTemporaryFile(prefix="holdfast-flood-") as told:
+        errors = Path(told.name)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **secrets}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told
+        )
+        try:
+            first_line(process, what, BEGIN_SECONDS_MAX, errors)
+            yield found
+            if process.poll() is not None:
+                raise died(process, what, errors)
+            found.update(json.loads(last_words(process, what, TELL_SECONDS_MAX, errors)))
+        finally:
+            process.kill()
+            process.communicate()
 
 
 PHASES = (
@@ -264,23 +286,24 @@ def measure(
     phases: tuple[Phase, ...] = PHASES,
     seconds: float | None = None,
     tls: bool = False,
-) -> list[Row]:
-    """Phases: undisturbed, each part of the flood, several."""
+) -> Iterator[Row]:
+    """Phases: undisturbed, each part of the flood, several. A row as soon as it is measured.
+
+    Raises ProcessFailedError, TimeoutError for a step that failed or was not done in time."""
     seconds = seconds or (5.0 if quick else 20.0)
     with serving(root, tls=tls) as sidecar, checkpointing(sidecar) as (client, job_id, workers):
-        rows = []
         for phase in phases:
+            ended: Row = {}
             with contextlib.ExitStack() as attack:
-                ended: Row = {}
                 if any(phase[1:]):
                     ended = attack.enter_context(flooding(sidecar, job_id, phase))
                     time.sleep(1.0)
                 facts = {"tls": tls, **dict(zip(Phase._fields[1:], phase[1:], strict=True))}
-                rows.append(_watch(phase.name, seconds, sidecar, client, job_id, workers, **facts))
-            rows[-1].update(ended)
+                row = _watch(phase.name, seconds, sidecar, client, job_id, workers, **facts)
+            row.update(ended)
             if phase.slow or phase.viewers:
-                rows[-1].update(aim_at_most_ms=AIM_MS, meets=rows[-1]["ack_ms_p99"] <= AIM_MS)
-        return rows
+                row.update(aim_at_most_ms=AIM_MS, meets=row["ack_ms_p99"] <= AIM_MS)
+            yield row
 
 
 # ------------------------------------------------------------------------------------------------------------- attack
@@ -288,6 +311,7 @@ def measure(
 
 def attack(url: str, token: str, job_id: str, phase: Phase) -> None:
     """Hold silent and slow connections, post bodies and ask as viewers, until standard input ends; then tell how they fared."""
+    threading.excepthook = _die
     outcome = Outcome()
     threading.Thread(target=outcome.tell_at_the_end, daemon=True).start()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -307,6 +331,12 @@ def attack(url: str, token: str, job_id: str, phase: Phase) -> None:
         word = b"\x16\x03\x01\x02\x00" if address.scheme == "https" else b"GET / HTTP/1.1\r\nX-Padding: "
         threading.Thread(target=_drip_for_ever, args=(target, phase.slow, word, outcome), daemon=True).start()
     _hold_for_ever(target, phase.connections)
+
+
+def _die(failed: threading.ExceptHookArgs) -> None:
+    """A flood of which a part is missing is none: the process ends with it."""
+    print(f"{type(failed.exc_value).__name__}: {failed.exc_value}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 class Outcome:
@@ -369,7 +399,7 @@ def _drip_for_ever(target: tuple[str, int], count: int, word: bytes, outcome: Ou
     opened = outcome.opened_s
     while True:
         while len(opened) < count:
-            slow = socket.create_connection(target)
+            slow = socket.create_connection(target, timeout=OPEN_SECONDS_MAX)
             slow.setblocking(False)
             with contextlib.suppress(OSError):
                 slow.send(word)
@@ -425,7 +455,7 @@ def main() -> None:
         attack(arguments.attack, os.environ["HOLDFAST_TOKEN"], arguments.job, Phase(*json.loads(arguments.phase)))
         return
     for row in measure(quick=arguments.quick, root=arguments.root, tls=arguments.tls):
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

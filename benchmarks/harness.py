@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +84,21 @@ class Cpu:
 
 
 class Bench:
-    """A Spark session and a scratch directory, on the file system of the working directory. scale: of the suites that have one."""
+    """A Spark session, for suites that ask for one, and a scratch directory, on the file system of the working directory. scale: of
+    the suites that have one."""
 
     def __init__(self, slots: int = 3, *, scale: float = 1.0) -> None:
-        from pyspark.sql import SparkSession
-
         self.scale = scale
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
-        self.spark = (
-            SparkSession.builder.master(f"local[{slots}]")
+        self._slots = slots
+        self._runs = 0
+
+    @cached_property
+    def spark(self) -> Any:
+        from pyspark.sql import SparkSession
+
+        session = (
+            SparkSession.builder.master(f"local[{self._slots}]")
             .config("spark.ui.enabled", "false")
             .config("spark.driver.memory", "1g")
             .config("spark.driver.host", "127.0.0.1")
@@ -97,12 +106,13 @@ class Bench:
             .config("spark.ui.showConsoleProgress", "false")
             .getOrCreate()
         )
-        self.spark.sparkContext.setLogLevel("OFF")
-        self._runs = 0
+        session.sparkContext.setLogLevel("OFF")
+        return session
 
     @contextmanager
     def launched(self, env: hf.Environment) -> Iterator[Any]:
         """The job's handle, in a state directory of its own."""
+        assert self.spark is not None  # the job finds the active session
         self._runs += 1
         env.state_dir = str(self.folder / f"state-{self._runs}")
         os.makedirs(env.state_dir, exist_ok=True)
@@ -146,7 +156,8 @@ class Bench:
         )
 
     def close(self) -> None:
-        self.spark.stop()
+        if "spark" in self.__dict__:
+            self.spark.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -180,3 +191,60 @@ def wait_until(what: str, condition: Any, timeout_s: float, every_s: float = 0.0
             raise TimeoutError(f"{what}: not within {timeout_s} s")
         time.sleep(every_s)
     return value
+
+
+class ProcessFailedError(RuntimeError):
+    """A process of a benchmark said nothing in time, or died."""
+
+
+def first_line(process: subprocess.Popen[bytes], what: str, timeout_s: float, errors: Path) -> bytes:
+    """The first line that a process prints to a pipe; `errors`: the file of its standard error.
+
+    Raises ProcessFailedError, which names `what` it is, when it has ended or the time is up without one."""
+    assert process.stdout is not None
+    deadline, line = time.monotonic() + timeout_s, b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise ProcessFailedError(f"{what}: said nothing within {timeout_s:g} s{_tail(errors)}")
+            byte = os.read(process.stdout.fileno(), 1)  # what follows is the next reader's
+            if not byte:
+                raise died(process, what, errors)
+            line += byte
+    return line
+
+
+def last_words(process: subprocess.Popen[bytes], what: str, timeout_s: float, errors: Path) -> bytes:
+    """What a process prints until its end, which the end of its standard input asks for. Raises ProcessFailedError."""
+    try:
+        told, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise ProcessFailedError(f"{what}: not ended within {timeout_s:g} s{_tail(errors)}") from error
+    if process.returncode:
+        raise died(process, what, errors)
+    return told
+
+
+def died(process: subprocess.Popen[bytes], what: str, errors: Path) -> ProcessFailedError:
+    """The error for a process that has closed its output, or ended."""
+    try:
+        how = f"died (exit code {process.wait(5)})"
+    except subprocess.TimeoutExpired:
+        how = "closed its output"
+    return ProcessFailedError(f"{what}: {how}{_tail(errors)}")
+
+
+def _tail(errors: Path) -> str:
+    lines = errors.read_text(errors="replace").strip().splitlines() if errors.exists() else []
+    return f": {lines[-1][-500:]}" if lines else ""
+
+
+def end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """SIGTERM, and SIGKILL when the time is up."""
+    process.terminate()
+    try:
+        process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

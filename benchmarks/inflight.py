@@ -24,10 +24,10 @@ import holdfast as hf
 from benchmarks.harness import raw_write_ms
 from benchmarks.workloads import RECORD_BYTES, SCHEMA, Bids
 from holdfast.barriers.elements import Batch, Element
+from holdfast.barriers.exchange.partition import KeySelector
+from holdfast.barriers.exchange.wiring import derive_inputs
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import Deployment, InFlightRestore, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import KeySelector
-from holdfast.barriers.wiring import derive_inputs
 from holdfast.coordinator.restore.in_flight import assign_in_flight
 from holdfast.operators.task.inflight import InFlight, SubtaskEdges
 from holdfast.operators.task.restored_channels import ChannelLoader

@@ -127,10 +127,19 @@ class KeepLast(hf.ProcessFunction):
 
 
 def keyed_updates(
-    keys: int, updates: int, rate: float, workers: int, backend: str, interval_ms: int | None, trace: str | None = None
+    keys: int,
+    updates: int,
+    rate: float,
+    workers: int,
+    backend: str,
+    interval_ms: int | None,
+    trace: str | None = None,
+    *,
+    name: str = "updates",
+    **settings: Any,
 ) -> hf.Environment:
     """Load `keys` values of 100 bytes at full speed, then `updates` random ones at `rate` a second."""
-    env = environment("updates", workers, backend, interval_ms)
+    env = environment(name, workers, backend, interval_ms, **settings)
     source = hf.GeneratorSource(KeyedUpdates(keys), keys + updates, KEYED_SCHEMA, rows_per_second=rate, unpaced_rows=keys)
     stream = env.from_source(source).uid("updates").key_by("key")
     stream.process(KeepLast(trace), returns=KEYED_SCHEMA).uid("last").sink_to(hf.Blackhole()).uid("out")

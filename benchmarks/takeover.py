@@ -23,7 +23,7 @@ from typing import Any
 from holdfast.api.client import RestClient
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import ProcessFunction
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import HoldfastError
 from tests.harness.members import MemberProcess, start_job, wait_for_active

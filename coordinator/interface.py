@@ -27,6 +27,7 @@ from holdfast.barriers.messages import (
     WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue
+from holdfast.coordinator.dispatcher.published import MomentNow
 from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.drills.records import DrillView, Verification
 from holdfast.coordinator.explain.records import Explanation, HealthView
@@ -227,9 +228,12 @@ class Coordinator(Protocol):
     # -- read models: each job publishes a view every 500 ms at most, and none takes a turn of it. What a caller was told by an
     # answer to a request of its own, and a job's newest state, are in every view that is read after it.
 
-    def moment(self, job_id: str | None = None) -> Moment:
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
         """How old the view of a job, or of all of them, is, and which one it is. Views that are read afterwards are that one or a
-        newer one."""
+        newer one. `diagnosed`: of what `health` tells of the job."""
+
+    def moment_now(self, job_id: str | None = None, *, diagnosed: bool = False) -> MomentNow:
+        """As `moment`, for an event loop: it never waits."""
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         """All jobs, by start time."""

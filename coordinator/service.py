@@ -39,6 +39,7 @@ from holdfast.coordinator.dispatcher.dispatcher import Dispatcher, HostFlow, Rec
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
 from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about
+from holdfast.coordinator.dispatcher.published import MomentNow
 from holdfast.coordinator.dispatcher.reading.costs import Costs
 from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
 from holdfast.coordinator.dispatcher.reading.queries import Queries
@@ -132,22 +133,22 @@ class CoordinatorService:
         self._calls = JobCalls(self._registry, self._recovery, config.call_timeout_ms, look_for=self._host.look_for)
         self._queries = Queries(self._calls, self._registry, self._recovery, self._storage.root, clock)
         self._questions = WorkerQuestions(self._calls, clock)
+        draw = lambda: f"{self._rng.getrandbits(128):032x}"  # noqa: E731
+        self._labels = JobLabels(self._calls, self._storage, clock, draw, self._clear_recorded)
         self._drills = JobDrills(
             self._calls,
             self._registry,
             self._storage,
             clock,
-            lambda: f"{self._rng.getrandbits(128):032x}",
+            draw,
             seconds_max=config.drill_timeout_ms / 1000,
+            labels=self._labels,
         )
         self._costs = Costs(self._storage, clock)
         recollection = Recollection(self._storage)
         self._positions = SourcePositions(self._storage)
         self._diagnosis = Diagnosis(
             self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
-        )
-        self._labels = JobLabels(
-            self._calls, self._storage, clock, lambda: f"{self._rng.getrandbits(128):032x}", self._clear_recorded
         )
         self._perform(self._host.open())
         self._threads = [
@@ -389,8 +390,15 @@ class CoordinatorService:
 
     # -------------------------------------------------------------------------------------------------------- queries
 
-    def moment(self, job_id: str | None = None) -> Moment:
-        return self._queries.moment(job_id)
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
+        found = self._queries.moment(job_id)
+        return self._diagnosis.moment(found) if diagnosed else found
+
+    def moment_now(self, job_id: str | None = None, *, diagnosed: bool = False) -> MomentNow:
+        found = self._queries.moment_now(job_id)
+        if not diagnosed or found.moment is None:
+            return found
+        return MomentNow(self._diagnosis.moment(found.moment), found.coming)
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self._queries.jobs()

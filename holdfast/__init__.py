@@ -106,15 +106,15 @@ if TYPE_CHECKING:
     from holdfast.operators.sinks.connector import Committer as Committer
     from holdfast.operators.sinks.connector import Sink as Sink
     from holdfast.operators.sinks.connector import SinkWriter as SinkWriter
-    from holdfast.operators.sinks.parquet import FileSink as FileSink
-    from holdfast.operators.sinks.parquet import ParquetSink as ParquetSink
-    from holdfast.operators.sinks.positions import CommitOwner as CommitOwner
-    from holdfast.operators.sinks.positions import CommitPosition as CommitPosition
+    from holdfast.operators.sinks.files.parquet import FileSink as FileSink
+    from holdfast.operators.sinks.files.parquet import ParquetSink as ParquetSink
     from holdfast.operators.sinks.simple import Blackhole as Blackhole
     from holdfast.operators.sinks.simple import CollectSink as CollectSink
     from holdfast.operators.sinks.simple import PrintSink as PrintSink
-    from holdfast.operators.sinks.staged import StagedSink as StagedSink
-    from holdfast.operators.sinks.target import CommitTarget as CommitTarget
+    from holdfast.operators.sinks.targets.positions import CommitOwner as CommitOwner
+    from holdfast.operators.sinks.targets.positions import CommitPosition as CommitPosition
+    from holdfast.operators.sinks.targets.staged import StagedSink as StagedSink
+    from holdfast.operators.sinks.targets.target import CommitTarget as CommitTarget
     from holdfast.operators.sources.dataframe import DataFrameSource as DataFrameSource
     from holdfast.operators.sources.dead_letters import DEAD_LETTERS as DEAD_LETTERS
     from holdfast.operators.sources.files import FileSource as FileSource
@@ -306,10 +306,10 @@ _EXPORTS = {
         "TriggerResult",
     ),
     "holdfast.operators.functions.event_time.watermarks": ("WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy"),
-    "holdfast.operators.sinks.parquet": ("FileSink", "ParquetSink"),
-    "holdfast.operators.sinks.positions": ("CommitOwner", "CommitPosition"),
-    "holdfast.operators.sinks.staged": ("StagedSink",),
-    "holdfast.operators.sinks.target": ("CommitTarget",),
+    "holdfast.operators.sinks.files.parquet": ("FileSink", "ParquetSink"),
+    "holdfast.operators.sinks.targets.positions": ("CommitOwner", "CommitPosition"),
+    "holdfast.operators.sinks.targets.staged": ("StagedSink",),
+    "holdfast.operators.sinks.targets.target": ("CommitTarget",),
     "holdfast.operators.sinks.connector": ("CommitRequest", "Committer", "Sink", "SinkWriter"),
     "holdfast.operators.sinks.simple": ("Blackhole", "CollectSink", "PrintSink"),
     "holdfast.operators.sources.dataframe": ("DataFrameSource",),

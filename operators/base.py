@@ -20,8 +20,8 @@ from holdfast.statebackends.state import StateDescriptor
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from holdfast.barriers.exchange.partition import Combining, KeySelector, SubtaskFunction
     from holdfast.barriers.jobgraph import JobGraph
-    from holdfast.barriers.partition import Combining, KeySelector, SubtaskFunction
     from holdfast.statebackends.storage.port import Flow, Storage
 
 OVERDUE_MS = MIN_WATERMARK

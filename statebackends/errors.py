@@ -520,7 +520,7 @@ class StateOverflowError(HoldfastError):
 
 
 class SnapshotTooLargeError(HoldfastError):
-    """A `memory` backend's snapshot is too large to travel to the coordinator."""
+    """The small tables of a `memory` backend's snapshot are too large together to travel to the coordinator."""
 
     operator: str
     subtask: int

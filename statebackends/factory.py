@@ -56,7 +56,8 @@ def create_keyed_backend(
     )
     match kind:
         case "memory":
-            return MemoryKeyedBackend(config, snapshot_bytes_max=settings.memory_snapshot_bytes_max)
+            inline_bytes, limit = settings.memory_inline_bytes, settings.memory_snapshot_bytes_max
+            return MemoryKeyedBackend(config, inline_bytes=inline_bytes, snapshot_bytes_max=limit)
         case "filesystem":
             return FilesystemKeyedBackend(config, incremental=settings.incremental)
         case "rocksdb":

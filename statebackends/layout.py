@@ -2,7 +2,7 @@
 
     <state-dir>/_holdfast  _coordinator.json  _token  _lock       the directory's own files
     <state-dir>/_service/worker-key  tokens/<id>.json             what its coordinators share: who may ask them,
-    <state-dir>/_service/audit/<chain>-<n>.jsonl                  and who did
+    <state-dir>/_service/audit/<chain>-<n>.jsonl                  and who did; <chain>0f-<n>.jsonl: more than a share of the log
     <state-dir>/_service/webhooks/<name>/<n>.json                 which events a webhook has had
     <state-dir>/_service/tls/authority.pem  _ca.pem               the authority of their certificates; what clients need of it
     <state-dir>/_service/leader/<epoch>  members/<member>-<beat>.json    which of several members is the active one, and who lives
@@ -70,6 +70,8 @@ TOKENS_FOLDER = f"{SERVICE_FOLDER}/tokens"
 """Records of issued tokens."""
 AUDIT_FOLDER = f"{SERVICE_FOLDER}/audit"
 """Chains of the audit log."""
+AUDIT_CHAIN_CHARACTERS = 16
+"""Of the name of a coordinator's chain."""
 WEBHOOKS_FOLDER = f"{SERVICE_FOLDER}/webhooks"
 """Where each webhook has got to."""
 DOCTOR_FOLDER = f"{SERVICE_FOLDER}/doctor"
@@ -101,6 +103,19 @@ def token_path(token_id: str) -> str:
 def audit_path(chain: str, number: int) -> str:
     """The n-th file, from 0, of a chain of the audit log."""
     return f"{AUDIT_FOLDER}/{chain}-{number}.jsonl"
+
+
+_FURTHER = "0f"
+
+
+def further_chain(chain: str) -> str:
+    """Beside a coordinator's chain of the audit log: what senders changed beyond their share of a day."""
+    return f"{chain}{_FURTHER}"
+
+
+def is_further_chain(chain: str) -> bool:
+    """Whether it is one of `further_chain`: no other name of a coordinator's chain is as long."""
+    return len(chain) == AUDIT_CHAIN_CHARACTERS + len(_FURTHER) and chain.endswith(_FURTHER)
 
 
 def parse_audit_path(path: str) -> tuple[str, int]:

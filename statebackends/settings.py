@@ -12,6 +12,7 @@ from holdfast.statebackends.errors import InvalidConfigError
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 _MEMORY_SNAPSHOT_BYTES = (_KIB, 2 * _GIB)
+_MEMORY_INLINE_BYTES = (0, _MIB)
 ROW_TABLE_BYTES_MAX = 256 * _MIB
 """Of a row table of one subtask in memory."""
 ROW_TABLE_BYTES = (_MIB, 1 << 40)
@@ -67,7 +68,10 @@ class StateBackendSettings:
     """A setting of a backend that isn't used is ignored. Raises InvalidConfigError when out of bounds."""
 
     memory_snapshot_bytes_max: int = 5 * _MIB
-    """`memory`: encoded keyed state of one subtask of one operator; a larger checkpoint fails."""
+    """`memory`: encoded keyed state of one subtask of one operator that is inline; with more a checkpoint fails."""
+    memory_inline_bytes: int = 64 * _KIB
+    """`memory`: a table below this size travels in the acknowledgement, whatever the job's inline threshold is. The file of a
+    larger one costs less than its bytes do in requests, in `_metadata` and in deployments."""
     rocksdb: RocksDBConfig = field(default_factory=RocksDBConfig)
     incremental: bool = True
     """`rocksdb`, `filesystem`: a checkpoint stores only what its base does not have: new files, changed rows."""
@@ -78,6 +82,7 @@ class StateBackendSettings:
     def __post_init__(self) -> None:
         _check_number("row_table_bytes_max", self.row_table_bytes_max, ROW_TABLE_BYTES)
         _check_number("memory_snapshot_bytes_max", self.memory_snapshot_bytes_max, _MEMORY_SNAPSHOT_BYTES)
+        _check_number("memory_inline_bytes", self.memory_inline_bytes, _MEMORY_INLINE_BYTES)
         self.rocksdb.check()
         _check_flag("incremental", self.incremental)
 

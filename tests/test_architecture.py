@@ -61,8 +61,9 @@ def test_all_that_the_page_names_exists() -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    line = "`barriers/gate.py`: `InputGate.offer`, `InputGate.sing`, `hum()`, then `barriers/gates.py`, and `chaos/sin/`."
-    assert missing(line) == ["barriers/gate.py: InputGate.sing", "barriers/gate.py: hum()", "barriers/gates.py", "chaos/sin/"]
+    line = "`barriers/alignment/gate.py`: `InputGate.offer`, `InputGate.sing`, `hum()`, then `barriers/gates.py`, and `chaos/sin/`."
+    gate = "barriers/alignment/gate.py"
+    assert missing(line) == [f"{gate}: InputGate.sing", f"{gate}: hum()", "barriers/gates.py", "chaos/sin/"]
 
 
 def test_every_name_of_the_walks_stands_behind_a_path() -> None:

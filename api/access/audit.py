@@ -5,20 +5,22 @@ line. A line has its number in the chain and SHA-256 over the line before it, so
 breaks the chain from there on. The first line of a chain names the ends of the chains that were there, so that an end that was cut
 off later is missed by its successor. What nobody can see is the loss of the newest lines, before a next chain has begun.
 
-Refusals are bounded: anybody can cause them. And so is the log: the oldest files are deleted, once a line says so, with the hash
-that the rest goes on from. A beginning that is missing and that no line tells of was taken out by somebody else."""
+Refusals are bounded: anybody can cause them. What one sender changes beyond its share of a day goes into a second chain of the
+process, with a bound of its own: else a token that may change something would push the records of all others out. And so is the
+log: the oldest files are deleted, once a line says so, with the hash that the rest goes on from. A beginning that is missing and
+that no line tells of was taken out by somebody else."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Annotated
 
 import msgspec
 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
-from holdfast.statebackends.layout import audit_path, parse_audit_path
+from holdfast.statebackends.layout import audit_path, is_further_chain, parse_audit_path
 
 FILE_BYTES = 256 * 1024
 """A file that would be larger is written, and the next one begun."""
@@ -39,12 +41,22 @@ REFUSALS_FILES_A_DAY = 100
 stranger would push the record of changes out of a log that is bounded, in three days by the number of small files."""
 REFUSALS_SPENT_EVERY_MS = 3_600_000
 DAY_MS = 86_400_000
+CHANGES_BYTES_A_DAY = 512 * 1024
+CHANGES_FILES_A_DAY = 150
+"""Begun by changes of one sender. Beyond either bound its changes of that day are recorded in the chain of further ones."""
+FURTHER_WRITE_EVERY_MS = 60_000
+"""Oldest line of that chain that waits, at most: a file a second would use its bound up in an hour and a half."""
+FURTHER_CHANGES = "further changes of who made more than a share of the log"
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Lines that wait for a storage that does not answer; further ones are counted in one line."""
 LINE_BYTES_MAX = 16 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
-"""Of all files together, beyond which the oldest are deleted: a hundred days of refusals at their bound."""
+"""Of all files but further ones, beyond which the oldest are deleted: a hundred days of refusals, or of the changes of one sender,
+at their bound."""
 KEPT_FILES_MAX = 20_000
+FURTHER_BYTES_MAX = 64 * 1024 * 1024
+"""The same of files with further changes."""
+FURTHER_FILES_MAX = 5_000
 PRUNED_SHARE = 0.75
 """What is kept then, of both bounds."""
 MARKS_MAX = 1_000
@@ -174,12 +186,38 @@ class RefusalAllowance:
         return self._bytes >= REFUSALS_BYTES_A_DAY or self._files >= REFUSALS_FILES_A_DAY
 
 
+class SharesOfChanges:
+    """What the changes of each sender take of the log in a day. Senders beyond _SENDERS_MAX have one share together."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._since_ms = now_ms
+        self._bytes: Counter[str] = Counter()
+        self._files: Counter[str] = Counter()
+
+    def took(self, noted: Noted, *, size: int, files: int) -> None:
+        sender = self._known(noted.sender)
+        self._bytes[sender] += size
+        self._files[sender] += files
+
+    def is_spent(self, noted: Noted, now_ms: int) -> bool:
+        if now_ms - self._since_ms >= DAY_MS:
+            self._since_ms = now_ms
+            self._bytes.clear()
+            self._files.clear()
+        sender = self._known(noted.sender)
+        return self._bytes[sender] >= CHANGES_BYTES_A_DAY or self._files[sender] >= CHANGES_FILES_A_DAY
+
+    def _known(self, sender: str) -> str:
+        return sender if sender in self._bytes or len(self._bytes) < _SENDERS_MAX else ""
+
+
 class AuditRecorder:
-    """The chain of one process. `take` gives the next file, which is given again until it is `written`."""
+    """A chain of one process. `take` gives the next file, which is given again until it is `written`."""
 
     def __init__(self, chain: str, heads: Mapping[str, str], *, now_ms: int, wall_ms: int) -> None:
-        """`chain`: a name that no other process has."""
+        """`chain`: a name that no other process has; one of `further_chain` takes what the process's own one does not."""
         self._chain = chain
+        self._is_further = is_further_chain(chain)
         self._number = 0
         self._last = NO_HASH
         self._files = 0
@@ -190,10 +228,16 @@ class AuditRecorder:
         self._refusals_hidden = self._dropped = 0
         self._refusals = RefusalWindow()
         self._allowance = RefusalAllowance(now_ms)
+        self._shares = SharesOfChanges(now_ms)
         self._window_ms = now_ms
         self._waits_long = False
-        """Nothing but refusals waits."""
-        self._add(AuditLine(0, NO_HASH, wall_ms, "started", heads=dict(list(heads.items())[:HEADS_MAX])), now_ms)
+        """Nothing but refusals, or further changes, waits."""
+        subject, heads = FURTHER_CHANGES if self._is_further else "", dict(list(heads.items())[:HEADS_MAX])
+        self._add(AuditLine(0, NO_HASH, wall_ms, "started", subject=subject, heads=heads), now_ms)
+
+    def has_share(self, noted: Noted, now_ms: int) -> bool:
+        """Whether a request belongs here, and not to further changes: its sender has not used its share of the day up."""
+        return noted.is_refused or not self._shares.is_spent(noted, now_ms)
 
     def note(self, noted: Noted, *, now_ms: int, wall_ms: int) -> None:
         """Record a request; refusals and what storage does not take in time are counted beyond their bounds."""
@@ -205,7 +249,10 @@ class AuditRecorder:
             return
         texts = {name: getattr(noted, name)[:_TEXT_CHARACTERS_MAX] for name in ("request", "job", "subject", "credential", "peer")}
         kind = "refused" if noted.is_refused else "request"
-        self._add(AuditLine(self._number, self._last, wall_ms, kind, role=noted.role, status=noted.status, **texts), now_ms)
+        begins_file = not self._open or self._waits_long
+        size = self._add(AuditLine(self._number, self._last, wall_ms, kind, role=noted.role, status=noted.status, **texts), now_ms)
+        if not noted.is_refused:
+            self._shares.took(noted, size=size, files=int(begins_file))
 
     def count(self, *, refusals: int, dropped: int) -> None:
         """Add to what is counted and not recorded."""
@@ -241,9 +288,10 @@ class AuditRecorder:
     def chain(self) -> str:
         return self._chain
 
-    def _add(self, line: AuditLine, now_ms: int) -> None:
+    def _add(self, line: AuditLine, now_ms: int) -> int:
+        """Returns its bytes."""
         content = msgspec.json.encode(line)
-        is_slow = line.kind in ("refused", "dropped")
+        is_slow = self._is_further or line.kind in ("refused", "dropped")
         self._allowance.took(size=len(content) + 1 if is_slow else 0)
         if not self._open:
             self._since_ms, self._waits_long = now_ms, is_slow
@@ -252,12 +300,15 @@ class AuditRecorder:
         self._open.append(content)
         self._open_bytes += len(content) + 1
         self._number, self._last = self._number + 1, hash_of(content)
+        return len(content) + 1
 
     def take(self, *, now_ms: int, wall_ms: int, force: bool = False) -> FileReady | None:
         """The next file to create, if one is due; the same one until it is `written`. `force`: whatever waits is due."""
         self._roll_window(now_ms, wall_ms)
         every_ms = WRITE_EVERY_MS
-        if self._waits_long:
+        if self._is_further:
+            every_ms = FURTHER_WRITE_EVERY_MS
+        elif self._waits_long:
             every_ms = REFUSALS_SPENT_EVERY_MS if self._allowance.is_spent(now_ms) else REFUSALS_WRITE_EVERY_MS
         if self._ready is None and self._open and (force or now_ms - self._since_ms >= every_ms or self._is_full):
             self._ready = FileReady(audit_path(self._chain, self._files), b"".join(self._cut()))
@@ -325,7 +376,8 @@ class AuditVerifier:
         """Chain without its first file -> its first path, the number of that file and its first line."""
         self.marks: dict[str, PrunedChain] = {}
         """Of all `pruned` lines: of a chain what was deleted last, and all ends that others name."""
-        self._files = self._lines = 0
+        self._paths: set[str] = set()
+        self._lines = 0
 
     def add(self, path: str, content: bytes) -> Iterator[AuditLine]:
         """Check one file; yields its lines that can be read."""
@@ -336,7 +388,7 @@ class AuditVerifier:
         elif number != expected:
             self._problem(path, 0, f"file {expected} of chain {chain} is missing")
         self._next_file[chain] = number + 1
-        self._files += 1
+        self._paths.add(path)
         if content and not content.endswith(b"\n"):
             self._problem(path, 0, "its last line is cut off")
         for index, raw in enumerate(content.splitlines(), 1):
@@ -399,7 +451,12 @@ class AuditVerifier:
         ]
         pruned = sum(mark.line for mark in self.marks.values())
         problems = (*self._problems, *begins, *missing)
-        return AuditReport(len(self._next_file), self._files, self._lines, problems, pruned)
+        return AuditReport(len(self._next_file), len(self._paths), self._lines, problems, pruned)
+
+    @property
+    def paths(self) -> Set[str]:
+        """Files that were added."""
+        return self._paths
 
     @property
     def broken(self) -> frozenset[str]:
@@ -440,21 +497,34 @@ class StoredFile(msgspec.Struct, frozen=True):
     modified_ms: int
 
 
-def choose_pruned(files: Sequence[StoredFile], own: str) -> dict[str, int]:
-    """Chain -> its first file that is kept, of chains whose oldest files have no room any more; empty: all have.
+def choose_pruned(files: Sequence[StoredFile], own: Collection[str]) -> dict[str, int]:
+    """Chain -> its first file that is kept, of chains whose oldest files have no room any more; empty: all have. Further changes
+    have a room of their own: none of the others goes for them.
 
-    `own`: chain of this process, whose newest file stays. The oldest go first, and of a chain none before those in front of it."""
+    `own`: chains of this process, whose newest file stays. The oldest go first, and of a chain none before those in front of it."""
     known = sorted((each.modified_ms, *parse_audit_path(each.path), each.size) for each in files)
     known = [each for each in known if each[1]]
+    newest = {chain: number for _, chain, number, _ in sorted(known, key=lambda each: each[2]) if chain in own}
+    further = [each for each in known if is_further_chain(each[1])]
+    others = [each for each in known if not is_further_chain(each[1])]
+    return {
+        **_beyond(others, newest, bytes_max=KEPT_BYTES_MAX, files_max=KEPT_FILES_MAX),
+        **_beyond(further, newest, bytes_max=FURTHER_BYTES_MAX, files_max=FURTHER_FILES_MAX),
+    }
+
+
+def _beyond(
+    known: Sequence[tuple[int, str, int, int]], newest_own: Mapping[str, int], *, bytes_max: int, files_max: int
+) -> dict[str, int]:
+    """As `choose_pruned`, of files of one kind by time, chain, number and size."""
     size, count = sum(each[3] for each in known), len(known)
-    if size <= KEPT_BYTES_MAX and count <= KEPT_FILES_MAX:
+    if size <= bytes_max and count <= files_max:
         return {}
-    newest_own = max((number for _, chain, number, _ in known if chain == own), default=-1)
     pruned: dict[str, int] = {}
     for _, chain, number, file_size in known:
-        if size <= KEPT_BYTES_MAX * PRUNED_SHARE and count <= KEPT_FILES_MAX * PRUNED_SHARE:
+        if size <= bytes_max * PRUNED_SHARE and count <= files_max * PRUNED_SHARE:
             break
-        if chain != own or number != newest_own:
+        if newest_own.get(chain) != number:
             pruned[chain] = max(pruned.get(chain, 0), number + 1)
             size, count = size - file_size, count - 1
     return pruned

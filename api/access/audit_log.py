@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from holdfast.api.access.audit import (
     mark_pruned,
 )
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
-from holdfast.statebackends.layout import AUDIT_FOLDER, parse_audit_path
+from holdfast.statebackends.layout import AUDIT_CHAIN_CHARACTERS, AUDIT_FOLDER, further_chain, parse_audit_path
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import (
     DeleteFile,
@@ -51,8 +52,11 @@ CHAINS_NAMED_MAX = 100
 """Newest other chains whose ends a first line names."""
 NOTED_MAX = 1_000
 """Requests that wait until the ends of other chains are known."""
+NOTED_OF_ONE_MAX = NOTED_MAX // 2
+"""Of one sender: it must not take the places of all."""
 PRUNE_EVERY_S = 600.0
 """Time between two looks at how large the log is."""
+VERIFICATIONS_MAX = 3
 FILE_BYTES_MAX = 1024 * 1024
 """Of a file that is read: what is larger was written by nobody here."""
 
@@ -65,8 +69,12 @@ class AuditLog:
         self._location = location
         self._lock = threading.Lock()
         self._recorder: AuditRecorder | None = None
+        self._further: AuditRecorder | None = None
+        """What senders change beyond their share of a day; None: nothing yet."""
         self._noted: list[tuple[Noted, int]] = []
         """Before the ends of other chains are known, each with its time."""
+        self._waiting: Counter[str] = Counter()
+        """How many of them are of whom."""
         self._refusals = RefusalWindow()
         self._refusals_hidden = self._dropped = 0
         """What is only counted of them."""
@@ -80,20 +88,30 @@ class AuditLog:
         """Record a request; in storage a second later."""
         with self._lock:
             if self._recorder is not None:
-                self._recorder.note(noted, now_ms=_now_ms(), wall_ms=_wall_ms())
+                self._record(self._recorder, noted, _wall_ms())
             else:
                 self._keep(noted)
             if self._thread is None and not self._stopping.is_set():
                 self._begin_thread()
 
+    def _record(self, recorder: AuditRecorder, noted: Noted, wall_ms: int) -> None:
+        """In the chain that it belongs into; the end of the second one is named by whoever begins a chain later."""
+        now_ms = _now_ms()
+        if not recorder.has_share(noted, now_ms):
+            if self._further is None:
+                self._further = AuditRecorder(further_chain(recorder.chain), {}, now_ms=now_ms, wall_ms=wall_ms)
+            recorder = self._further
+        recorder.note(noted, now_ms=now_ms, wall_ms=wall_ms)
+
     def _keep(self, noted: Noted) -> None:
         """Refusals must not take the place of changes: anybody can cause them, and a storage may be down for long."""
         if noted.is_refused and not self._refusals.admits(noted):
             self._refusals_hidden += 1
-        elif len(self._noted) >= NOTED_MAX:
+        elif len(self._noted) >= NOTED_MAX or self._waiting[noted.sender] >= NOTED_OF_ONE_MAX:
             self._dropped += 1
         else:
             self._noted.append((noted, _wall_ms()))
+            self._waiting[noted.sender] += 1
 
     def _begin_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="holdfast-audit", daemon=True)
@@ -134,11 +152,15 @@ class AuditLog:
     def _write(self, storage: Storage, *, is_last: bool) -> None:
         if self._recorder is None:
             self._begin(run_flow(read_heads(), storage))
-        while (ready := self._take(is_last=is_last)) is not None:
-            run_flow(_create(ready), storage)
-            with self._lock:
-                assert self._recorder is not None
-                self._recorder.written()
+        for recorder in self._recorders():
+            while (ready := self._take(recorder, is_last=is_last)) is not None:
+                run_flow(_create(ready), storage)
+                with self._lock:
+                    recorder.written()
+
+    def _recorders(self) -> list[AuditRecorder]:
+        with self._lock:
+            return [each for each in (self._recorder, self._further) if each is not None]
 
     def _prune(self, storage: Storage) -> None:
         """Delete the oldest files of a log that has grown too large: behind the line that says so."""
@@ -148,7 +170,8 @@ class AuditLog:
         self._looked_s = now_s
         assert self._recorder is not None
         facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
-        chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in facts], self._recorder.chain)
+        own = [each.chain for each in self._recorders()]
+        chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in facts], own)
         paths = in_order([each.path for each in facts])
         gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
         if not gone:
@@ -176,17 +199,18 @@ class AuditLog:
     def _begin(self, heads: Mapping[str, str]) -> None:
         with self._lock:
             began_ms = self._noted[0][1] if self._noted else _wall_ms()
-            recorder = AuditRecorder(secrets.token_hex(8), heads, now_ms=_now_ms(), wall_ms=began_ms)
+            chain = secrets.token_hex(AUDIT_CHAIN_CHARACTERS // 2)
+            recorder = AuditRecorder(chain, heads, now_ms=_now_ms(), wall_ms=began_ms)
             for noted, wall_ms in self._noted:
-                recorder.note(noted, now_ms=_now_ms(), wall_ms=wall_ms)
+                self._record(recorder, noted, wall_ms)
             recorder.count(refusals=self._refusals_hidden, dropped=self._dropped)
             self._noted.clear()
+            self._waiting.clear()
             self._recorder = recorder
 
-    def _take(self, *, is_last: bool) -> FileReady | None:
+    def _take(self, recorder: AuditRecorder, *, is_last: bool) -> FileReady | None:
         with self._lock:
-            assert self._recorder is not None
-            return self._recorder.take(now_ms=_now_ms(), wall_ms=_wall_ms(), force=is_last)
+            return recorder.take(now_ms=_now_ms(), wall_ms=_wall_ms(), force=is_last)
 
 
 def _named_ends(paths: Sequence[str], storage: Storage) -> dict[str, list[str]]:
@@ -232,11 +256,17 @@ def _read(path: str) -> Flow[bytes]:
 
 
 def verify_audit(location: str) -> AuditReport:
-    """Verify every chain of a state directory. Raises StorageUnavailableError."""
-    verifier = AuditVerifier()
-    for _ in _lines(location, verifier):
-        pass
-    return verifier.report()
+    """Verify every chain of a state directory; once more where files go meanwhile, which a coordinator deletes. Raises
+    StorageUnavailableError."""
+    for _ in range(VERIFICATIONS_MAX):
+        verifier = AuditVerifier()
+        for _ in _lines(location, verifier):
+            pass
+        report = verifier.report()
+        left: list[str] = open_storage(location).execute(ListFiles(AUDIT_FOLDER))
+        if report.is_whole or verifier.paths <= set(left):
+            break
+    return report
 
 
 def read_audit(location: str) -> tuple[AuditLine, ...]:

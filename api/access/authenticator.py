@@ -118,7 +118,10 @@ class Authenticator:
 
     async def _issued(self, token: str) -> Caller | None:
         await self._in_time(self._read, self._is_fresh)
-        record = self._records.get(issued.token_id_of(token))
+        token_id = issued.token_id_of(token)
+        record = self._records.get(token_id)
+        if record is None and issued.is_token_id(token_id):
+            raise AuthenticationError(f"token {token_id} is not known here: it was revoked, or is for another state directory")
         if record is None or not issued.matches(record, token):
             return None
         if record.is_expired(self.now_ms()):

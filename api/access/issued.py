@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated
@@ -28,6 +29,7 @@ LIFE_MS_MAX = 10 * 366 * 86_400_000
 """Longest time until a token expires."""
 
 _PREFIX = "hft_"
+_TOKEN_ID = re.compile(r"[0-9a-f]{16}")
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _RECORD_BYTES_MAX = 4_096
@@ -67,6 +69,11 @@ def token_id_of(token: str) -> str:
     return token.removeprefix(_PREFIX).partition("_")[0]
 
 
+def is_token_id(text: str) -> bool:
+    """Whether a text has the form of an id, which is no secret: lists and logs show it."""
+    return _TOKEN_ID.fullmatch(text) is not None
+
+
 def matches(record: TokenRecord, token: str) -> bool:
     """Whether a token is that of the record, compared in constant time."""
     secret = token.removeprefix(_PREFIX).partition("_")[2]
@@ -83,7 +90,7 @@ def draw_token(role: str, *, name: str, job_id: str, life_ms: int | None, now_ms
         known = ", ".join(_ISSUABLE)
         raise InvalidConfigError(f"there is no role {role!r} to issue a token for: use one of {known}", setting="role")
     if len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
-        text = f"a token's name has {NAME_CHARACTERS_MAX} printable characters at most, got {len(name)}"
+        text = f"a token's name has at most {NAME_CHARACTERS_MAX} characters, all printable, got {name[:NAME_CHARACTERS_MAX]!r}"
         raise InvalidConfigError(text, setting="name")
     if life_ms is not None and not 0 < life_ms <= LIFE_MS_MAX:
         raise InvalidConfigError(f"a token expires after 1 ms to {LIFE_MS_MAX} ms, got {life_ms}", setting="expires")

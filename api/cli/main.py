@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -19,20 +20,21 @@ from typer.core import TyperGroup
 
 from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
+from holdfast.api.cli.connections import ANYWHERE, TERMINAL_STATES, Connection, Offline, resolve_job
 from holdfast.api.cli.history import show_failures, show_history
 from holdfast.api.cli.interrupts import EXIT_INTERRUPTED, interruptible
+from holdfast.api.cli.options import grouped
 from holdfast.api.cli.progress import Tool
+from holdfast.api.cli.serving import ServiceOptions
 from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.settings import NeverServedError, client_settings, named_state_directory, server_settings
+from holdfast.api.settings import named_state_directory
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
-from holdfast.statebackends.errors import AccessDeniedError, HoldfastError, InvalidConfigError, NotFoundError
-
-TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 
 _CANCEL_POLL_S = 0.05
 
@@ -59,30 +61,6 @@ app = typer.Typer(
 )
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of one, or the job's name.")]
-Url = Annotated[str | None, typer.Option("--url", help="Coordinator's URL. [env: HOLDFAST_URL]")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file", help="File that holds the bearer token. [env: HOLDFAST_TOKEN_FILE, HOLDFAST_TOKEN]", show_default=False
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca",
-        help="Certificates to trust, PEM; else what --state-dir says, or the system's. [env: HOLDFAST_CA]",
-        show_default=False,
-    ),
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option(
-        "--state-dir",
-        help="State directory, a folder or s3://bucket/prefix; has its coordinator's address. [env: HOLDFAST_STATE_DIR]",
-        show_default=False,
-    ),
-]
-Offline = Annotated[bool, typer.Option("--offline", help="Read the state directory itself, without a coordinator.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Target = Annotated[
     str | None, typer.Option("--target", help="Directory of the savepoint; the job's savepoint directory if left out.")
@@ -110,192 +88,24 @@ def holdfast(
     pass
 
 
-def connect(url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None) -> RestClient:
-    """Client that gives up at the first lost connection, since a person waits."""
-    settings = client_settings(os.environ, url=url, token_file=token_file, state_dir=state_dir, ca=ca)
-    return RestClient(settings.url, settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
-
-
-def connect_to_read(
-    url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None, *, offline: bool
-) -> JobReader:
-    """Client of the coordinator, or of the state directory itself where no coordinator answers; then a note on stderr says so.
-
-    `offline`: read the state directory without asking. Raises ConnectionLostError where no state directory was named, and as
-    `connect`."""
-    directory = named_state_directory(os.environ, url=None if offline else url, state_dir=state_dir)
-    if offline and directory is None:
-        raise InvalidConfigError("--offline reads a state directory: give --state-dir", setting="state_dir")
-    if not offline:
-        try:
-            client = connect(url, token_file, state_dir, ca)
-            client.overview()
-        except AccessDeniedError:
-            return client  # it answers; a token of one job may not list all
-        except ConnectionLostError as error:
-            if directory is None:
-                hint = "To read what its state directory holds without it, give --state-dir"
-                raise ConnectionLostError(f"{error.message}. {hint}", **error.fields) from error
-            why = error.message
-        except NeverServedError as error:
-            why = error.message
-        else:
-            return client
-    from holdfast.api.cli.stored_jobs import StoredJobs  # imports libraries that no other command needs
-
-    assert directory is not None
-    stored = StoredJobs(directory)
-    if not offline:
-        console.show_note(f"{why}. What follows is what {stored.location} holds")
-    return stored
-
-
-class JobReader(Protocol):
-    """Queries of the reading commands, answered by a coordinator or from the state directory."""
-
-    def jobs(self) -> list[dict[str, Any]]: ...
-
-    def totals(self) -> dict[str, dict[str, Any]]: ...
-
-    def checkpoints(self, job_id: str) -> dict[str, Any]: ...
-
-    def history(
-        self, job_id: str, *, after: str = "", kinds: Iterable[str] = (), limit: int = 100, newest: bool = False, before: str = ""
-    ) -> dict[str, Any]: ...
-
-    def labels(self, job_id: str) -> dict[str, Any]: ...
-
-    def cost(self, job_id: str) -> dict[str, Any]: ...
-
-
-class Labeller(JobReader, Protocol):
-    """What changes labels."""
-
-    def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]: ...
-
-    def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]: ...
-
-
-def resolve_job(client: JobReader, text: str) -> str:
-    """Job id for an id, a unique beginning of one, or a name. Raises NotFoundError, InvalidConfigError, AccessDeniedError."""
-    try:
-        jobs = client.jobs()
-    except AccessDeniedError as error:
-        mine = error.fields.get("job")  # the token is for that job alone, and lists none
-        if isinstance(mine, str) and (mine.startswith(text) or mine == derive_job_id(text)):
-            return mine
-        raise
-    named = [job for job in jobs if job["name"] == text]
-    live = [job for job in named if job["state"] not in TERMINAL_STATES]
-    for found in ([job for job in jobs if job["jid"] == text], live, named, [job for job in jobs if job["jid"].startswith(text)]):
-        if len(found) == 1:
-            return str(found[0]["jid"])
-        if found:
-            ids = ", ".join(sorted(str(job["jid"]) for job in found)[:5])
-            raise InvalidConfigError(f"{text!r} stands for {len(found)} jobs ({ids}): give a whole id", job=text)
-    if is_job_id(text):
-        return text  # another coordinator may lead and list it; this one answers by which
-    raise NotFoundError(f"no job {text!r}: `holdfast jobs` lists them", job=text)
-
-
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
 @app.command()
-def serve(
-    state_dir: StateDir = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 if left out.")] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", help="Port; if left out, the one of the last start, or a free one.", min=0, max=65_535)
-    ] = None,
-    advertised_host: Annotated[
-        str | None, typer.Option("--advertised-host", help="Host in the URL for drivers and workers.")
-    ] = None,
-    token_file: TokenFile = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Let every local user in; on loopback only.")] = False,
-    tls: Annotated[
-        Literal["auto", "off"] | None,
-        typer.Option(
-            "--tls",
-            help="auto: a certificate from an authority of the state directory's own, the default beyond loopback; "
-            "off: clear text. [env: HOLDFAST_TLS]",
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", help="Your certificate, PEM; read again when it changes. [env: HOLDFAST_TLS_CERT]"),
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, PEM. [env: HOLDFAST_TLS_KEY]")] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-ca", help="What clients of the state directory trust, PEM; their system's if left out. [env: HOLDFAST_TLS_CA]"
-        ),
-    ] = None,
-    insecure_http: Annotated[
-        bool,
-        typer.Option(
-            "--insecure-http",
-            help="Allow clear text beyond loopback: whoever is on the way can read tokens. [env: HOLDFAST_INSECURE_HTTP]",
-        ),
-    ] = False,
-    takeover: Annotated[bool, typer.Option("--takeover", help="Lead even if another coordinator seems to run here.")] = False,
-    ha: Annotated[
-        bool, typer.Option("--ha", help="One of several members on the state directory: one leads, the others stand by.")
-    ] = False,
-    flink_ui: Annotated[
-        Path | None,
-        typer.Option("--flink-ui", help="Jar of Flink (flink-dist, flink-runtime-web): its UI is served below /flink/."),
-    ] = None,
-    webhooks: Annotated[
-        Path | None, typer.Option("--webhooks", help="File of webhooks, which get events. [env: HOLDFAST_WEBHOOKS]")
-    ] = None,
-    traces: Annotated[
-        str | None, typer.Option("--traces", help="otlp: spans to an OpenTelemetry collector, as OTEL_... says; off if left out.")
-    ] = None,
-    prices: Annotated[
-        Path | None, typer.Option("--prices", help="Price file, TOML or JSON, for what jobs cost. [env: HOLDFAST_PRICES]")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info if left out.")] = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="text or json; text if left out.")] = None,
-    as_json: Json = False,
-) -> None:
+@grouped
+def serve(options: ServiceOptions, as_json: Json = False) -> None:
     """Run the coordinator on a state directory until interrupted."""
     from holdfast.api.server.main import (
         serve as run,  # the service's libraries take a while to import; other commands need none of them
     )
 
-    settings = server_settings(
-        os.environ,
-        state_dir=state_dir,
-        host=host,
-        port=port,
-        advertised_host=advertised_host,
-        token_file=token_file,
-        no_token=no_token,
-        tls=tls,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_ca=tls_ca,
-        insecure_http=insecure_http,
-        takeover=takeover,
-        ha=ha,
-        flink_ui=flink_ui,
-        webhooks=webhooks,
-        traces=traces,
-        prices=prices,
-        log_level=log_level,
-        log_format=log_format,
-    )
-    run(settings, announce=console.show_line, as_json=as_json)
+    run(options.settings(os.environ), announce=console.show_line, as_json=as_json)
 
 
 @app.command()
+@grouped
 def doctor(
-    state_dir: StateDir = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
+    connection: Connection = ANYWHERE,
     certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate of the coordinator, PEM.")] = None,
     key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
     authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
@@ -311,10 +121,7 @@ def doctor(
 
     code = show_examination(
         os.environ,
-        state_dir=state_dir,
-        url=url,
-        token_file=token_file,
-        ca=ca,
+        **asdict(connection),
         tls=(certificate, key, authority),
         spark_conf=spark_conf,
         asks_spark=spark,
@@ -324,18 +131,16 @@ def doctor(
 
 
 @app.command()
+@grouped
 def jobs(
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first, with the rows that they have read, written, dropped as late, and skipped because a function failed
     on them, and how backpressured their worst subtask is: ok, low or high; without a coordinator, the jobs recorded in the state
     directory."""
-    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    client = connection.reader(offline=offline)
     found, totals = client.jobs(), client.totals()
     if as_json:
         console.show_json([{**job, "totals": totals.get(job["jid"])} for job in found])
@@ -372,6 +177,7 @@ def _count(totals: dict[str, dict[str, Any]], job_id: str, name: str) -> str:
 
 
 @app.command()
+@grouped
 def history(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Show at most this many, the newest.")] = 50,
@@ -387,16 +193,13 @@ def history(
     before: Annotated[
         str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show the newest of those in front of this one.")
     ] = "",
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """Show what happened to a job: its leaders, states, failures, restarts, checkpoints and users' requests, oldest first. Also of
     jobs that have ended, and without a coordinator from the state directory."""
-    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    client = connection.reader(offline=offline)
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
     found = client.history(resolve_job(client, job), after=after, kinds=wanted, limit=limit, newest=not after, before=before)
     if as_json:
@@ -406,19 +209,17 @@ def history(
 
 
 @app.command()
+@grouped
 def failures(
     job: Job,
     limit: Annotated[int, typer.Option("--limit", min=1, max=300, help="Show at most this many, the newest.")] = 20,
     before: Annotated[str, typer.Option("--before", metavar="EPOCH-NUMBER", help="Show those in front of this one.")] = "",
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Show the failures of a job, newest first: what the job was restored from behind each, how many records it read again, and how
     long it was until records were processed again."""
-    client = connect(url, token_file, state_dir, ca)
+    client = connection.client()
     found = client.failures(resolve_job(client, job), before=before, limit=limit)
     if as_json:
         console.show_json(found)
@@ -427,6 +228,7 @@ def failures(
 
 
 @app.command()
+@grouped
 def checkpoints(
     job: Job,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show at most this many, newest first.")] = None,
@@ -439,10 +241,7 @@ def checkpoints(
             "value, of the interval no periodic checkpoints. Repeatable. Shows the settings that hold.",
         ),
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
@@ -453,9 +252,9 @@ def checkpoints(
     if changes:
         if offline:
             raise InvalidConfigError("--set changes a running job: it needs a coordinator, not --offline", setting="offline")
-        _change_settings(connect(url, token_file, state_dir, ca), job, changes, as_json=as_json)
+        _change_settings(connection.client(), job, changes, as_json=as_json)
         return
-    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    client = connection.reader(offline=offline)
     found = client.checkpoints(resolve_job(client, job))
     found["history"] = found["history"][:limit]
     if as_json:
@@ -485,35 +284,32 @@ def checkpoints(
 
 
 @app.command()
-def status(
-    job: Job, url: Url = None, token_file: TokenFile = None, ca: Ca = None, state_dir: StateDir = None, as_json: Json = False
-) -> None:
+@grouped
+def status(job: Job, connection: Connection = ANYWHERE, as_json: Json = False) -> None:
     """Whether a job is safe, why it is slow, and where it will resume: exit code 0 if all is ok, 1 at risk, 2 bad, and 3 if nobody
     answers for the job."""
     with console.trouble(console.EXIT_NO_VERDICT), _naming_records(job):
-        client = connect(url, token_file, state_dir, ca)
+        client = connection.client()
         job_id = resolve_job(client, job)
         code = diagnosis.show_health(diagnosis.ask_health(lambda: client.health(job_id)), as_json=as_json)
     raise typer.Exit(code)
 
 
 @app.command()
+@grouped
 def explain(
     job: Job,
     number: Annotated[
         int | None,
         typer.Argument(metavar="[ID]", min=0, help="Id of a checkpoint; the one that is late, missing or newest if left out."),
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Why a checkpoint was slow, failed, is pending, or is missing: its phases beside the usual, the chain of causes, and one
     setting to change."""
     with _naming_records(job):
-        client = connect(url, token_file, state_dir, ca)
+        client = connection.client()
         diagnosis.show_explanation(client.explain(resolve_job(client, job), number), as_json=as_json)
 
 
@@ -528,15 +324,13 @@ def _naming_records(job: str) -> Iterator[None]:
 
 
 @app.command()
+@grouped
 def label(
     job: Job,
     number: Annotated[int | None, typer.Argument(metavar="[ID]", min=1, help="Id of a checkpoint or savepoint.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The label: letters, digits, '.', '_', '-'.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
@@ -548,10 +342,10 @@ def label(
     if (number is None) != (name is None) or (remove and name is None):
         raise InvalidConfigError("a label needs both: `holdfast label JOB ID NAME`; JOB alone lists labels", setting="label")
     if number is None or name is None:
-        reader = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+        reader = connection.reader(offline=offline)
         show_labels(reader.labels(resolve_job(reader, job)), as_json=as_json)
         return
-    client = _changing(url, token_file, state_dir, ca, offline=offline)
+    client = connection.labeller(offline=offline)
     job_id = resolve_job(client, job)
     if remove:
         shown = client.remove_label(job_id, name, number)[0]
@@ -564,20 +358,8 @@ def label(
         console.show_line(f"{shown['label']}: {done}{shown['kind']} {shown['checkpoint_id']} {shown['location']}")
 
 
-def _changing(
-    url: str | None, token_file: Path | None, state_dir: str | None, ca: Path | None, *, offline: bool
-) -> Labeller:
-    """Client of the coordinator, or with `offline` the state directory itself: only who says so changes it behind a coordinator."""
-    if not offline:
-        return connect(url, token_file, state_dir, ca)
-    reader = connect_to_read(url, token_file, state_dir, ca, offline=True)
-    from holdfast.api.cli.stored_jobs import StoredJobs
-
-    assert isinstance(reader, StoredJobs)
-    return reader
-
-
 @app.command()
+@grouped
 def drill(
     job: Job,
     number: Annotated[
@@ -586,16 +368,13 @@ def drill(
     shows: Annotated[bool, typer.Option("--list", help="Show the drills that there were, newest first; begin none.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")] = True,
     timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Read every row of the newest checkpoint, or of another snapshot of the job, as a restore would, in a process of the
     coordinator's own: exit code 0 if all is there, 1 if not, 3 if nothing could be found out."""
     with console.trouble(console.EXIT_NO_VERDICT):
-        client = connect(url, token_file, state_dir, ca)
+        client = connection.client()
         job_id = resolve_job(client, job)
         if shows:
             show_drills(client.drills(job_id), as_json=as_json)
@@ -607,22 +386,20 @@ def drill(
 
 
 @app.command()
+@grouped
 def cost(
     job: Job,
     prices: Annotated[
         Path | None,
         typer.Option("--prices", help="Price file, TOML or JSON: adds money. [env: HOLDFAST_PRICES]", show_default=False),
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """What the checkpoints of a job take: bytes of its own and shared, files, small files, requests an hour, and with a price file
     money."""
-    client = connect_to_read(url, token_file, state_dir, ca, offline=offline)
+    client = connection.reader(offline=offline)
     found = client.cost(resolve_job(client, job))
     named = prices or os.environ.get("HOLDFAST_PRICES")
     if named:
@@ -631,6 +408,7 @@ def cost(
 
 
 @app.command()
+@grouped
 def checkpoint(
     job: Job,
     unaligned: Annotated[
@@ -645,14 +423,11 @@ def checkpoint(
         typer.Option("--aligned-timeout", min=0, metavar="MS", help="They overtake from this age on; 0: at once."),
     ] = None,
     timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Take a checkpoint now and print its id, in the job's own mode or in one for it alone."""
-    client = connect(url, token_file, state_dir, ca)
+    client = connection.client()
     job_id = resolve_job(client, job)
     number = client.trigger_checkpoint(job_id, unaligned=unaligned, aligned_timeout_ms=aligned_timeout, timeout_s=timeout)
     if as_json:
@@ -677,25 +452,24 @@ def _change_settings(client: RestClient, job: str, changes: list[str], *, as_jso
 
 
 @app.command()
+@grouped
 def savepoint(
     job: Job,
     target: Target = None,
     format_type: Format = "canonical",
     timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Take a savepoint and print its location."""
-    client = connect(url, token_file, state_dir, ca)
+    client = connection.client()
     job_id = resolve_job(client, job)
     location = client.savepoint(job_id, _absolute(target), format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
 
 
 @app.command()
+@grouped
 def stop(
     job: Job,
     drain: Annotated[
@@ -704,14 +478,11 @@ def stop(
     target: Target = None,
     format_type: Format = "canonical",
     timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Stop a job with a savepoint and print its location."""
-    client = connect(url, token_file, state_dir, ca)
+    client = connection.client()
     job_id = resolve_job(client, job)
     location = client.stop(job_id, _absolute(target), drain=drain, format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
@@ -730,18 +501,16 @@ def _show_location(job_id: str, location: str, *, as_json: bool) -> None:
 
 
 @app.command()
+@grouped
 def cancel(
     job: Job,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job has ended.")] = True,
     timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Cancel a job; its state since the last checkpoint is lost."""
-    client = connect(url, token_file, state_dir, ca)
+    client = connection.client()
     job_id = resolve_job(client, job)
     client.cancel(job_id)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -822,6 +591,7 @@ app.add_typer(tokens, name="token")
 
 
 @tokens.command()
+@grouped
 def create(
     role: Annotated[
         str,
@@ -835,15 +605,12 @@ def create(
         str | None,
         typer.Option("--expires", help="Time until it ends: 30m, 12h, 30d; until it is revoked if left out.", show_default=False),
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Issue a token and print it, this once: only a hash of it is stored."""
     life_ms = None if expires is None else commands.parse_duration(expires)
-    found = connect(url, token_file, state_dir, ca).issue_token(role, job=job, name=name, expires_in_ms=life_ms)
+    found = connection.client().issue_token(role, job=job, name=name, expires_in_ms=life_ms)
     if as_json:
         console.show_json(found)
         return
@@ -853,11 +620,10 @@ def create(
 
 
 @tokens.command("list")
-def list_tokens(
-    url: Url = None, token_file: TokenFile = None, ca: Ca = None, state_dir: StateDir = None, as_json: Json = False
-) -> None:
+@grouped
+def list_tokens(connection: Connection = ANYWHERE, as_json: Json = False) -> None:
     """List the tokens that are not revoked, oldest first; their texts are not known any more."""
-    found = connect(url, token_file, state_dir, ca).tokens()
+    found = connection.client().tokens()
     if as_json:
         console.show_json(found)
         return
@@ -878,19 +644,18 @@ def list_tokens(
 
 
 @tokens.command()
+@grouped
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast token list` shows it.")],
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
 ) -> None:
     """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
-    connect(url, token_file, state_dir, ca).revoke_token(token_id)
+    connection.client().revoke_token(token_id)
     console.show_line(f"{token_id} is revoked")
 
 
 @app.command()
+@grouped
 def forget(
     job: Job,
     state: Annotated[
@@ -914,10 +679,7 @@ def forget(
         bool, typer.Option("--keep-history", help="Keep the job's history, which may quote the key: the certificate is incomplete.")
     ] = False,
     certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="Write the certificate there.")] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    state_dir: StateDir = None,
+    connection: Connection = ANYWHERE,
     as_json: Json = False,
 ) -> None:
     """Forget a key of a job. With --url its coordinator does it: a running job loses the key at the barrier of a checkpoint. With
@@ -927,15 +689,15 @@ def forget(
     Prints where to restore from, and what is not covered. The same command goes on after a crash. Exit code 1: some was kept."""
     from holdfast.api.cli.forgetting import run_forget, run_forget_at
 
-    if url is not None:
+    if connection.url is not None:
         if snapshot or local:
             raise InvalidConfigError("--snapshot and --local are for a stopped job, by --state-dir", setting="url")
-        client = connect(url, token_file, state_dir, ca)
+        client = connection.client()
         how = {"keep_history": keep_history, "as_json": as_json}
         if not run_forget_at(client, resolve_job(client, job), state, (key, key_file), to, certificate, **how):
             raise typer.Exit(console.EXIT_FAILED)
         return
-    directory = named_state_directory(os.environ, url=None, state_dir=state_dir)
+    directory = named_state_directory(os.environ, url=None, state_dir=connection.state_dir)
     if directory is None:
         message = "a key is forgotten in a state directory: give --state-dir, or --url for a running job"
         raise InvalidConfigError(message, setting="state_dir")
@@ -971,9 +733,9 @@ def show(
         (
             console.time_text(line.time_ms),
             line.kind,
-            line.request or (f"{line.count:,} {line.subject}" if line.count else "a coordinator began"),
+            line.request or (f"{line.count:,} {line.subject}" if line.count else line.subject or "a coordinator began"),
             line.job,
-            line.subject if not line.count else "",
+            line.subject if line.request else "",
             line.credential,
             line.role,
             line.peer,

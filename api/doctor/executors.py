@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.api.doctor.findings import Finding, fault, ok, skipped
 from holdfast.api.doctor.host import judge_settings
 from holdfast.api.doctor.storage import skew
+from holdfast.statebackends.errors import HoldfastError
+from holdfast.statebackends.layout import doctor_folder
 from holdfast.statebackends.state_processor.contents import absolute_location
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DeleteFolder, PutIfAbsent
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -20,11 +26,23 @@ if TYPE_CHECKING:
 TASKS_MAX = 32
 TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
+LOOKS = 5
+"""At a file that was just made: a network file system may show it a moment later."""
+LOOKS_EVERY_S = 0.5
+NONCE_BYTES_MAX = 128
 
 
-def probe(url: str | None, directory: str | None) -> dict[str, Any]:
+class SharedFile(NamedTuple):
+    """A file that this host made in a state directory, for executors to read."""
+
+    directory: str
+    path: str
+    """Within it."""
+    nonce: str
+
+
+def probe(url: str | None, shared: SharedFile | None) -> dict[str, Any]:
     """What one executor sees; runs there, with Python's own modules alone."""
-    import os
     import urllib.parse
 
     seen: dict[str, Any] = {"host": socket.gethostname(), "python": platform.python_version(), "time_s": time.time()}
@@ -36,13 +54,42 @@ def probe(url: str | None, directory: str | None) -> dict[str, Any]:
             seen["reaches"] = True
         except OSError as error:
             seen["reaches"], seen["why"] = False, str(error)
-    if directory is not None:
-        seen["has_directory"] = os.path.isdir(directory)
+    if shared is not None:
+        seen["directory"], seen["why_not"] = _look(shared)
     return seen
+
+
+def _look(shared: SharedFile) -> tuple[str, str]:
+    """Whether the directory there is the one from here, and can be written to: `same`, or what is wrong and the system's words."""
+    import os
+    import uuid
+
+    if not os.path.isdir(shared.directory):
+        return "missing", ""
+    path = os.path.join(shared.directory, shared.path)
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOKS_EVERY_S)
+        try:
+            with open(path, "rb") as file:
+                found = file.read(NONCE_BYTES_MAX)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return "unreadable", str(error)
+        if found != shared.nonce.encode():
+            continue
+        try:
+            with open(os.path.join(os.path.dirname(path), f"executor-{uuid.uuid4().hex}"), "xb"):
+                return "same", ""
+        except OSError as error:
+            return "unwritable", str(error)
+    return "another", ""
 
 
 def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None, *, now_s: float) -> Iterator[Finding]:
     """What is wrong with what executors saw."""
+    seen = list(seen)
     by_host = {str(each["host"]): each for each in seen}
     hosts = f"{len(by_host)} {'host' if len(by_host) == 1 else 'hosts'} ({', '.join(sorted(by_host)[:5])})"
     lost = {host: each for host, each in by_host.items() if each.get("reaches") is False}
@@ -52,12 +99,8 @@ def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None
         yield fault("executors", f"{len(lost)} of {hosts} can't reach {url}; {host}: {each.get('why', '')}", fix)
     elif url is not None:
         yield ok("executors", f"{hosts} reach {url}")
-    without = sorted(host for host, each in by_host.items() if each.get("has_directory") is False)
-    if without:
-        fix = "mount the same file system at the same path on each host"
-        yield fault("shared directory", f"{without[0]} has no {directory}", fix)
-    elif directory is not None and by_host:
-        yield ok("shared directory", f"{hosts} have {directory}")
+    if directory is not None and seen:
+        yield _judge_directory(seen, directory, hosts)
     mine = platform.python_version_tuple()[:2]
     others = {tuple(str(each["python"]).split(".")[:2]) for each in by_host.values()} - {mine}
     if others:
@@ -65,6 +108,43 @@ def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None
         yield fault("executors' Python", text, "use one minor version on both: PYSPARK_PYTHON")
     worst_s = max((abs(float(each["time_s"]) - now_s) for each in by_host.values()), default=0.0)
     yield skew("executors' clocks", int(max(0.0, worst_s - TIMEOUT_S) * 1000), "the clock of an executor")
+
+
+_MOUNT = "mount the same file system at the same path on each host"
+_RIGHTS = "run executors as the coordinator's user, or give both a group (docs/storage.md, who may read it); mount it for writing"
+_TROUBLE = {
+    "missing": ("has no", _MOUNT),
+    "another": ("has another directory at", _MOUNT),
+    "unreadable": ("can't read", _RIGHTS),
+    "unwritable": ("can't write to", _RIGHTS),
+}
+
+
+def _judge_directory(seen: Sequence[dict[str, Any]], directory: str, hosts: str) -> Finding:
+    """One executor that does not share it is enough: it would write where nobody looks."""
+    answers = ((str(each["host"]), str(each["directory"]), str(each["why_not"])) for each in seen)
+    wrong = sorted(each for each in answers if each[1] != "same")
+    if not wrong:
+        return ok("shared directory", f"{hosts} read and write {directory}")
+    host, what, why = wrong[0]
+    words, fix = _TROUBLE[what]
+    others = len({each[0] for each in wrong}) - 1
+    more = f"; so it is with {others} more" if others else ""
+    return fault("shared directory", f"{host} {words} {directory}{': ' if why else ''}{why}{more}", fix)
+
+
+@contextlib.contextmanager
+def shared_file(directory: str) -> Iterator[SharedFile]:
+    """A file in a state directory, deleted at the end of the block with what executors write beside it. Raises
+    StorageUnavailableError."""
+    storage, folder = open_storage(directory), doctor_folder(secrets.token_hex(8))
+    shared = SharedFile(directory, f"{folder}/shared", secrets.token_hex(16))
+    try:
+        storage.execute(PutIfAbsent(shared.path, shared.nonce.encode()))
+        yield shared
+    finally:
+        with contextlib.suppress(HoldfastError):  # nothing rests on it, and the checks of the storage tell why
+            storage.execute(DeleteFolder(folder))
 
 
 def ask_spark(url: str | None, directory: str | None) -> Iterator[Finding]:
@@ -91,6 +171,13 @@ def _ask(context: SparkContext, url: str | None, directory: str | None) -> Itera
     if local is None and place is not None:
         yield skipped("shared directory", "executors' access to a bucket is not tried: docs/storage.md has their credentials")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors may have no holdfast yet
-    began_s = time.time()
-    seen = context.parallelize(range(tasks), tasks).map(lambda _: probe(url, local)).collect()
-    yield from judge(seen, url, local, now_s=began_s)
+    with contextlib.ExitStack() as opened:
+        shared: SharedFile | None = None
+        try:
+            shared = opened.enter_context(shared_file(local)) if local is not None else None
+        except HoldfastError as error:
+            text = f"{type(error).__name__}: {error.message}; executors are not asked about it"
+            yield fault("shared directory", text, "see what is said about the storage")
+        began_s = time.time()
+        seen = context.parallelize(range(tasks), tasks).map(lambda _: probe(url, shared)).collect()
+        yield from judge(seen, url, local if shared is not None else None, now_s=began_s)

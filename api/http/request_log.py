@@ -24,6 +24,11 @@ _CHANGES = {
     ("POST", "/jobs/{jobid}/checkpoints"): "checkpoint",
     ("POST", "/jobs/{jobid}/savepoints"): "savepoint",
     ("POST", "/jobs/{jobid}/stop"): "stop",
+    ("PATCH", "/jobs/{jobid}/checkpoints/config"): "change settings",
+    ("POST", "/jobs/{jobid}/drills"): "drill",
+    ("POST", "/jobs/{jobid}/forget"): "forget a key",
+    ("PUT", "/jobs/{jobid}/labels/{label}"): "label",
+    ("DELETE", "/jobs/{jobid}/labels/{label}"): "remove a label",
     ("POST", "/savepoint-disposal"): "dispose of a savepoint",
     ("POST", "/tokens"): "issue a token",
     ("DELETE", "/tokens/{tokenid}"): "revoke a token",
@@ -83,7 +88,7 @@ class LogChanges:
         what = what or f"{scope['method']} {scope['path']}"
         named = scope.get("path_params", {})
         job_id = str(named.get("jobid", "") or named.get("applicationid", ""))
-        subject = str(scope.get(SUBJECT, ""))
+        subject = str(scope.get(SUBJECT, "") or named.get("label", ""))
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else "unknown"

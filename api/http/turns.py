@@ -20,7 +20,9 @@ WAIT_S = 0.25
 class LookInTurn:
     """Runs after the token check. The worker protocol, and what changes something, has no turn to wait for.
 
-    An answer that comes in parts goes as fast as its reader takes it, which may be never: its turn ends with its first part."""
+    An answer that comes in parts goes as fast as its reader takes it, which may be never: its turn ends with its first part. A turn
+    ends once the loop has looked at its sockets again: an answer that waits for nothing would else be followed by all others at
+    once, in front of the acknowledgement that came meanwhile."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -45,6 +47,7 @@ class LookInTurn:
 
         try:
             await self._app(scope, receive, tell)
+            await asyncio.sleep(0)
         finally:
             give_up()
 

@@ -43,11 +43,11 @@ class MemberService:
         led = self._led()
         return led.numbers() if led is not None else ()
 
-    def moment(self, job_id: str | None = None) -> Moment:
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
         led = self._led()
         if led is None and job_id is None:
             return Moment(time.time_ns() // 1_000_000, self._membership.role.value)
-        return self._membership.led().moment(job_id)
+        return self._membership.led().moment(job_id, diagnosed=diagnosed)
 
     def leader_unreachable(self, job_id: str, epoch: int) -> None:
         """Only the one that leads takes jobs from others."""

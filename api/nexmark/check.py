@@ -13,7 +13,7 @@ from typing import Literal
 from holdfast.api.nexmark.oracle import Difference, Oracle, Row
 from holdfast.api.nexmark.query import Auctions, Query
 from holdfast.api.testing.job import Job
-from holdfast.operators.sinks.parquet import FileSink, read_committed
+from holdfast.operators.sinks.files.parquet import FileSink, read_committed
 
 EVENTS = 200_000
 EVENTS_PER_SECOND = 1_000

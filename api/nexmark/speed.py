@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.api.launch import Environment
 from holdfast.api.nexmark.query import Auctions, Query
-from holdfast.operators.sinks.parquet import FileSink
+from holdfast.operators.sinks.files.parquet import FileSink
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.statebackends.errors import JobFailedError
 

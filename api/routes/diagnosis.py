@@ -5,15 +5,23 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from holdfast.api.routes.common import ERRORS, CheckpointNumber, JobId, Service, answer, describe_answer
+from holdfast.api.routes.viewed import DIAGNOSED
 from holdfast.coordinator.explain.records import Explanation, HealthView
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
 
-@router.get("/jobs/{jobid}/health", response_class=Response, responses={200: describe_answer(HealthView)})
-def health(service: Service, job_id: JobId) -> Response:
+@router.get(
+    "/jobs/{jobid}/health",
+    response_class=Response,
+    dependencies=DIAGNOSED["dependencies"],
+    responses={200: describe_answer(HealthView), **DIAGNOSED["responses"]},
+)
+def health(service: Service, shown: Response, job_id: JobId) -> Response:
     """Whether a job is safe, why it is slow, and where it will resume, each with a verdict: ok, at_risk or bad."""
-    return answer(service.health(job_id))
+    found = answer(service.health(job_id))
+    found.headers.update(shown.headers)
+    return found
 
 
 @router.get("/jobs/{jobid}/checkpoints/explain", response_class=Response, responses={200: describe_answer(Explanation)})

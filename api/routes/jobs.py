@@ -11,7 +11,6 @@ import msgspec
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ConfigDict
-from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller
@@ -227,14 +226,16 @@ async def preflight_of(
 ) -> Response:
     """Check a snapshot against the graph that a job runs now; nothing is started and nothing changed. 503 while two others are
     checked so."""
-    view = await run_in_threadpool(service.job, job_id)
+    commands = request.app.state.commands
+    view = await commands.run(service.job, job_id)
     submission = Submission(view.graph, job_id, restore, allow_non_restored_state=allow_non_restored_state)
     _check_job(request, submission)
-    return answer(await run_in_threadpool(_preflight, service, submission))
+    return answer(await commands.run(_preflight, service, submission))
 
 
 def _preflight(service: Coordinator, submission: Submission) -> PreflightReport:
-    """Checks of pages read every file of a snapshot, and have no place among the threads of drivers."""
+    """Checks of pages read every file of a snapshot, and have no place among the threads of drivers. They take CHECKS_MAX of those
+    of commands at most."""
     if not _checking.acquire(blocking=False):
         raise StorageUnavailableError(f"{CHECKS_MAX} snapshots are being checked: try again later", job=submission.job_id)
     try:

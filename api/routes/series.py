@@ -16,6 +16,8 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
 SUBTASKS_MAX = 100
 """Subtasks that one request may name."""
+METRIC_CHARS_MAX = 256
+"""Of the names of metrics in one request: all eight of them, with room."""
 
 Values = list[float | None]
 
@@ -68,11 +70,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 def series(
     service: Service,
     job_id: JobId,
-    metric: Annotated[str, Query(max_length=64)],
+    metric: Annotated[str, Query(max_length=METRIC_CHARS_MAX, description="A name, or several with commas")],
     vertex: Annotated[str, Query(pattern=f"^$|{schemas.ID_PATTERN}", description="All vertices if empty")] = "",
     subtasks: Annotated[str, Query(max_length=1_024, description="Shown one by one; all of a vertex of 100 if empty")] = "",
 ) -> Series:
-    """One metric of a vertex, or of all, over the last 15 minutes."""
+    """One metric or several of a vertex, or of all, over the last 15 minutes; metric by metric, as they are named."""
     as_of_ms = service.moment(job_id).as_of_ms
-    found = service.series(job_id, vertex or None, metric, _numbers(subtasks))
+    names, chosen = dict.fromkeys(part.strip() for part in metric.split(",")), _numbers(subtasks)
+    found = [view for name in names for view in service.series(job_id, vertex or None, name, chosen)]
     return Series(series=[_rendered(each) for each in found], as_of_ms=as_of_ms)

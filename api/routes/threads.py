@@ -25,7 +25,7 @@ READ_TIMEOUT_S = 20.0
 HUNG_READS_MAX = 16
 """Reads that were given up and have not come back, at most: no further one begins."""
 CANCEL_THREADS, COMMAND_THREADS = 4, 8
-"""Of cancellations, which touch no storage, and of checkpoints, savepoints, stops and settings."""
+"""Of cancellations, which touch no storage, and of checkpoints, savepoints, stops, settings, labels and checks of snapshots."""
 
 
 class StorageReaders:

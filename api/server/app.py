@@ -50,7 +50,7 @@ from holdfast.api.routes.reports import Reports
 from holdfast.api.routes.service import audit, dashboard, events, health, members, sessions, tokens, web
 from holdfast.api.routes.service.metrics import MeasureRequests, make_registry
 from holdfast.api.routes.threads import CommandThreads, StorageReaders
-from holdfast.api.routes.viewed import NotModifiedError, not_modified
+from holdfast.api.routes.viewed import KeptAnswers, NotModifiedError, not_modified
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.disposals import Disposals
 from holdfast.api.snapshots.forgettings import Forgettings
@@ -180,6 +180,7 @@ def _open_parts(
 
 def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membership | None) -> None:
     """From the innermost to the outermost: a request meets the last one first."""
+    app.add_middleware(KeptAnswers, service=app.state.service)
     app.add_middleware(AnswerFailures)
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)

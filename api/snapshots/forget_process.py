@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from holdfast.coordinator.drills.scratch import bound_process
+from holdfast.coordinator.confined import bound_process
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import HoldfastError
 

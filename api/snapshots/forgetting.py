@@ -16,7 +16,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import msgspec
 
@@ -44,10 +43,12 @@ from holdfast.statebackends.local_recovery.copies import delete_copies
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
 from holdfast.statebackends.state_processor.erase import (
+    Count,
+    Counts,
     chosen_states,
     count_rows,
     erase_key,
-    is_canonical,
+    is_tables,
 )
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import read_whole
@@ -59,9 +60,6 @@ PREFIX = "forgotten-"
 """Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`."""
 
 STATES_MAX = 100
-
-_Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
-"""(uid, state) -> (rows of the key, all rows)."""
 
 NOT_COVERED = {
     "sources": "what the job reads: a restart behind the snapshot, or an empty one, reads the key again if it is there; "
@@ -183,7 +181,7 @@ class ForgetCall:
         self._deleted: list[str] = []
         self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
-        self._read: dict[str, _Counts] = {}
+        self._read: dict[str, Counts] = {}
         self._erased_at = 0
         self._not_covered: Mapping[str, str] = NOT_COVERED
 
@@ -258,16 +256,17 @@ class ForgetCall:
         """Whether no file of a snapshot holds the key in these states, and no label that it has or had quotes it."""
         if self._is_quoted_beside(snapshot):
             return False
-        if snapshot.metadata.in_flight or not all(is_canonical(snapshot.operator(uid)) for uid in self._uids(snapshot)):
+        if snapshot.metadata.in_flight or not all(is_tables(snapshot.operator(uid)) for uid in self._uids(snapshot)):
             return False
         chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(snapshot)}
         return not any(rows for which, (rows, _) in self._counted(snapshot).items() if which in chosen)
 
-    def _counted(self, snapshot: StoredSnapshot) -> _Counts:
-        """Rows of all keyed states of a snapshot that is nobody's to change: every row is read, once in this call."""
+    def _counted(self, snapshot: StoredSnapshot, known: Mapping[str, Count] | None = None) -> Counts:
+        """Rows of all keyed states of a snapshot that is nobody's to change: every row is read, once in this call; not those of
+        files in `known`, which are copies of what was read."""
         if snapshot.location not in self._read:
             states = (each for each in snapshot.states() if each.is_keyed)
-            self._read[snapshot.location] = count_rows(snapshot, states, self._key)
+            self._read[snapshot.location] = count_rows(snapshot, states, self._key, known or {})
         return self._read[snapshot.location]
 
     def _is_quoted_beside(self, snapshot: StoredSnapshot) -> bool:
@@ -322,11 +321,12 @@ class ForgetCall:
                     storage.execute(DeleteFolder(name.rstrip("/")))
 
     def _written(self, source: StoredSnapshot) -> tuple[StoredSnapshot, dict[str, int]]:
-        """A savepoint without the key, read back whole; (it, the rows that it lacks). Raises ForgetError if rows are amiss."""
+        """A savepoint without the key, and the rows that it lacks. What is no copy of a table that was read is read back. Raises
+        ForgetError if rows are amiss."""
         name = f"{PREFIX}{self._job_id[:8]}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
         place: Place = target_of(f"{self._directory}/{name}")
-        written, before = erase_key(source, self._states, self._key, place.storage, place.folder)
-        after = self._counted(written)
+        written, before, known = erase_key(source, self._states, self._key, place.storage, place.folder)
+        after = self._counted(written, known)
         wanted = {which: (0, total - rows) for which, (rows, total) in before.items()}
         wrong = sorted(f"{uid}/{state}" for uid, state in before if after.get((uid, state)) != wanted[uid, state])
         if wrong:

@@ -6,8 +6,6 @@ The key is in the request to the process, and is kept nowhere."""
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -19,6 +17,7 @@ import msgspec
 
 from holdfast.api.snapshots.forget_process import ForgetAnswer, ForgetRequest
 from holdfast.api.snapshots.live_erasure import LiveErasure
+from holdfast.coordinator.confined import ConfinedProcess, Ended, ProcessEnd
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, StorageUnavailableError
 
@@ -57,7 +56,7 @@ class Forgettings:
         self._command = command
         self._lock = threading.Lock()
         self._known: deque[Forgetting] = deque(maxlen=REMEMBERED_MAX)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ConfinedProcess | None = None
         self._is_running = self._is_closed = False
 
     def begin(
@@ -111,41 +110,16 @@ class Forgettings:
             erasure.release()
 
     def _answer(self, wanted: ForgetRequest) -> ForgetAnswer:
-        return self._execute(msgspec.json.encode(wanted))
-
-    def _execute(self, content: bytes) -> ForgetAnswer:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        try:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return ForgetAnswer(error=f"its process could not be started: {error}", error_kind="OSError")
+        process = ConfinedProcess(seconds_max=self._seconds_max, output_bytes_max=OUTPUT_BYTES_MAX)
         with self._lock:
             self._process = process
             if self._is_closed:
                 process.kill()
         try:
-            output, _ = process.communicate(content, timeout=self._seconds_max)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            why = f"it took longer than {self._seconds_max:g} s: ask again, it goes on"
-            return ForgetAnswer(error=why, error_kind="TimeoutError")
+            return _answered(process.run(self._command(), msgspec.json.encode(wanted)))
         finally:
             with self._lock:
                 self._process = None
-        try:
-            return decode_json(output[:OUTPUT_BYTES_MAX].strip(), ForgetAnswer)
-        except UNDECODABLE:
-            code = process.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return ForgetAnswer(error=f"its process died ({how}) without a word: ask again, it goes on", error_kind="ProcessDied")
 
     def _end(self, begun: Forgetting, answer: ForgetAnswer) -> None:
         certificate: dict[str, Any] | None = msgspec.json.decode(answer.certificate)
@@ -155,3 +129,18 @@ class Forgettings:
             kept = [ended if each.forget_id == begun.forget_id else each for each in self._known]
             self._known = deque(kept, REMEMBERED_MAX)
             self._is_running = False
+
+
+_KINDS = {ProcessEnd.TIMED_OUT: "TimeoutError", ProcessEnd.NOT_STARTED: "OSError"}
+"""`error_kind` of a process without an answer; of any other end ProcessDied."""
+
+
+def _answered(ended: Ended) -> ForgetAnswer:
+    if ended.end is not ProcessEnd.EXITED:
+        goes_on = "" if ended.end is ProcessEnd.NOT_STARTED else ": ask again, it goes on"
+        return ForgetAnswer(error=f"{ended.detail}{goes_on}", error_kind=_KINDS.get(ended.end, "ProcessDied"))
+    try:
+        return decode_json(ended.output.strip(), ForgetAnswer)
+    except UNDECODABLE:
+        how = f"its process died ({ended.how}) without a word: ask again, it goes on"
+        return ForgetAnswer(error=how, error_kind="ProcessDied")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.barriers.erasure import Erasure
 from holdfast.coordinator.jobmaster.job import JobState
-from holdfast.coordinator.ownership.labels import OWN_LABEL, LabelList, LabelView
+from holdfast.coordinator.ownership.labels import FORGETTING_LABEL, LabelList, LabelView
 from holdfast.coordinator.views import JobView, TriggerView
 from holdfast.statebackends.errors import ForgetError, HoldfastError, NotFoundError
 
@@ -115,5 +115,5 @@ class LiveErasure:
 
     def _remove_pins(self) -> None:
         for view in self._coordinator.labels(self._job_id).labels:
-            if OWN_LABEL.fullmatch(view.label) is not None:
+            if FORGETTING_LABEL.fullmatch(view.label) is not None:
                 self._coordinator.remove_label(self._job_id, view.label, view.checkpoint_id)

@@ -10,7 +10,6 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdfast.api.directory_guard import without_coordinator
 from holdfast.api.settings import state_url
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
@@ -47,6 +46,8 @@ def fsck(
     with ExitStack() as held:
         doubt = ""
         if repair:
+            from holdfast.api.directory_guard import without_coordinator  # what leads jobs, which other tools do not load
+
             url = state_url(os.fspath(state_dir))
             doubt = (
                 held.enter_context(without_coordinator(Path(storage.root)))

@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.api.snapshots.frames import batches_of, is_frame, is_spark, quoted
 from holdfast.api.snapshots.snapshot import Snapshot, outside_of, target_of
 from holdfast.barriers.jobgraph import with_uids
-from holdfast.barriers.sinklog import COMMITTABLES
+from holdfast.barriers.sinks.log import COMMITTABLES
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StateValueError, UserFunctionError
 from holdfast.statebackends.layout import MAP_KEY, NAMESPACE, POSITION, TIME, TTL_STAMP, VALUE

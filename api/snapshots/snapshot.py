@@ -16,7 +16,7 @@ import pyarrow as pa
 from holdfast.api.snapshots.frames import change_of
 from holdfast.api.snapshots.row_pages import RowPage, RowPosition, read_page
 from holdfast.api.snapshots.rows import Row, rows_of
-from holdfast.barriers.sinkreading import find_replaced
+from holdfast.barriers.sinks.reading import find_replaced
 from holdfast.coordinator.ha.recorded_job import decode_decision
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage

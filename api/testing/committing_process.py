@@ -20,8 +20,8 @@ from typing import Self
 import cloudpickle
 import pyarrow as pa
 
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.target import CommitTarget
 
 END_TIMEOUT_S = 60.0
 REFUSED = 3

@@ -25,10 +25,10 @@ from holdfast.api.testing.job import Job
 from holdfast.api.testing.mishaps import MISHAPS, RESTARTS, SCRIPTS, Died, LostAnswer, Script, watched
 from holdfast.api.testing.proxy import Break, Cut, Direction, Proxy
 from holdfast.operators.sinks.connector import Sink
-from holdfast.operators.sinks.parquet import FileSink
-from holdfast.operators.sinks.positions import CommitMark, CommitOwner, CommitPosition
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.files.parquet import FileSink
+from holdfast.operators.sinks.targets.positions import CommitMark, CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import (
     CheckpointFailedError,
     FencedError,

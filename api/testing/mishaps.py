@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.barriers.sinklog import ROOT_FOLDER
+from holdfast.barriers.sinks.log import ROOT_FOLDER
 from holdfast.operators.sinks.connector import CommitRequest, Committer, Sink, SinkWriter
-from holdfast.operators.sinks.parquet import FileSink
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.files.parquet import FileSink
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import AmbiguousWriteError, InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.storage.port import (
     DeleteFile,

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import MIN_WATERMARK, Batch
 from holdfast.operators.base import Operator
-from holdfast.operators.sinks.log import SinkSettings
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
-from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sinks.files.log import SinkSettings
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter
 from holdfast.operators.task.chain import ChainNode
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.storage.port import Storage

@@ -14,7 +14,7 @@ from holdfast.api.testing.clock import ManualClock
 from holdfast.api.testing.coordinator import InlinePool, LocalCoordinator, WorkQueue
 from holdfast.api.testing.gateway import LocalGateway
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.frames import EncodedFrame, Frame, FrameDecoder, FrameEncoder
+from holdfast.barriers.exchange.frames import EncodedFrame, Frame, FrameDecoder, FrameEncoder
 from holdfast.barriers.jobgraph import SubmissionAccepted
 from holdfast.barriers.messages import (
     Answerable,
@@ -25,7 +25,7 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
-from holdfast.barriers.transport import LocalNetwork, LocalTransport
+from holdfast.barriers.transport.port import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.task.chain import ChainNode
 from holdfast.operators.task.context import FailSubtask, SourceReady

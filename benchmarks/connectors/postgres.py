@@ -21,13 +21,13 @@ import holdfast as hf
 from benchmarks.connectors.measuring import REPEATS, Row, Timed, alternating, compared, timed, timed_job
 from benchmarks.harness import Bench
 from benchmarks.jobs import environment
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitPosition
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition
 from holdfast.operators.connectors.postgres.login import ingest_client
-from holdfast.operators.sinks.formats import encode
-from holdfast.operators.sinks.staging import StagedCheckpoint
-from holdfast.operators.sinks.target_committer import TargetFlows
-from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.sinks.files.formats import encode
+from holdfast.operators.sinks.targets.committer import TargetFlows
+from holdfast.operators.sinks.targets.port import TargetPort
+from holdfast.operators.sinks.targets.staging import StagedCheckpoint
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 

@@ -17,9 +17,9 @@ from benchmarks.connectors import postgres
 from benchmarks.connectors.measuring import Row, seconds_line
 from benchmarks.harness import Bench, wait_until
 from benchmarks.jobs import environment
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, OwnerEntry, SinkPaths, StagedFile
-from holdfast.operators.sinks.log import Claimant, open_log_flow
-from holdfast.operators.sinks.summaries import summarise_flow
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, OwnerEntry, SinkPaths, StagedFile
+from holdfast.operators.sinks.files.log import Claimant, open_log_flow
+from holdfast.operators.sinks.files.summaries import summarise_flow
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 

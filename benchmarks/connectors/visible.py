@@ -22,7 +22,7 @@ from benchmarks.connectors import kafka, nats, postgres
 from benchmarks.connectors.measuring import VALUE, Row, all_values, percentile, seconds_line, spread_of, values
 from benchmarks.harness import Bench, wait_until
 from benchmarks.jobs import environment
-from holdfast.barriers.stagedsink import ALL_ROWS, CommitPosition
+from holdfast.barriers.sinks.staged import ALL_ROWS, CommitPosition
 
 CHECKPOINT_ROWS = 10_000
 PERIOD_S = 0.25

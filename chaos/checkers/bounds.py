@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any, ClassVar
 
-from holdfast.barriers.alignment import ABORTED_IDS_MAX
-from holdfast.barriers.channels import HIGH_WATER_ELEMENTS
+from holdfast.barriers.alignment.gate import QUEUED_ELEMENTS_MAX
+from holdfast.barriers.alignment.handler import ABORTED_IDS_MAX
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.gate import QUEUED_ELEMENTS_MAX
+from holdfast.barriers.exchange.channels import HIGH_WATER_ELEMENTS
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import msgspec
 
+from holdfast.barriers.exchange.wiring import producers_of
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, Heartbeat, SubtaskStatus
-from holdfast.barriers.wiring import producers_of
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import (

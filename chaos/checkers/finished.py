@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from holdfast.barriers.guarantee import behind_loose
+from holdfast.barriers.exchange.guarantee import behind_loose
 from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, SubtaskStatus
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot

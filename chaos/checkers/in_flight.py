@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from holdfast.barriers.inflight import ELEMENT_BYTES
+from holdfast.barriers.alignment.inflight import ELEMENT_BYTES
+from holdfast.barriers.exchange.wiring import derive_inputs, name_edges
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, SubtaskStatus, TaskState
-from holdfast.barriers.wiring import derive_inputs, name_edges
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot
 from holdfast.chaos.checkers.observations import (

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from holdfast.barriers.guarantee import loose_vertices
+from holdfast.barriers.exchange.guarantee import loose_vertices
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.descent import Descent, attempt_of
 from holdfast.chaos.checkers.ledger import Decided, JobLedger, Snapshot, join

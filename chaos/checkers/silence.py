@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holdfast.barriers.alignment.valve import MultiInputValve, StatusWatermarkValve
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import INT_MAX, AlignWatermarks, Deploy, Heartbeat, TaskState
-from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.chaos.checkers.base import Checker
 from holdfast.chaos.checkers.ledger import JobLedger

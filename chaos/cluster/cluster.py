@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, loose_vertices
+from holdfast.barriers.exchange.wiring import name_edges
 from holdfast.barriers.jobgraph import ClaimMode, JobConfig, JobGraph
 from holdfast.barriers.launches import launch_token
 from holdfast.barriers.messages import CheckpointKind, Registered, RegisterWorker, ShutdownWorker, StandbyOrder
-from holdfast.barriers.wiring import name_edges
 from holdfast.chaos.checkers.observations import Impersonated, Lifecycle, Observation, StoreView
 from holdfast.chaos.cluster.coordinator_host import CoordinatorHost
 from holdfast.chaos.cluster.driver import DriverHost, Order
@@ -138,18 +138,9 @@ class Cluster:
         self.observe = observe
         self.random = streams.of("world")
         self.injector = Injector(kernel, plan, FaultActions(self), observe)
-        objects = streams.of("stores").random() < OBJECTS_SHARE
-        wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
-        self.stores = SimStores(
-            kernel, self.injector, observe, STATE_ROOT, objects=objects, wire=wire, begins_as=begins_as
-        )
-        control = ControlNetwork(kernel, self.injector, observe)
-        network, costs = DataNetwork(kernel, self.injector), scenario.row_costs
-        sees_processes = streams.of("one host").random() < ONE_HOST_SHARE
-        self.ports = SimPorts(
-            kernel, self.injector, control, network, observe, emitted, costs, holds_sources, sees_processes=sees_processes
-        )
-        self.control = control
+        self.stores = self._draw_stores(begins_as)
+        self.control = ControlNetwork(kernel, self.injector, observe)
+        self.ports = self._draw_ports(emitted, holds_sources=holds_sources)
         self._plans: dict[tuple[int | None, bool], JobPlan] = {}
         self._backend: str | None = None
         self.running_workers: dict[str, RunningWorker] = {}
@@ -182,10 +173,32 @@ class Cluster:
         self.local_directory = ""
         self.keeps_copies = False
         """Workers keep copies of their state on their own disk."""
-        self._damages = any(fault.kind in ("damage_copies", "local_disk_full") for fault in plan)
-        self._rescales = any(fault.kind == "rescale" for fault in plan)
-        self._fills = any(fault.kind == "local_disk_full" for fault in plan)
+        kinds = {fault.kind for fault in plan}
+        self._damages = not kinds.isdisjoint({"damage_copies", "local_disk_full"})
+        self._rescales = "rescale" in kinds
+        self._fills = "local_disk_full" in kinds
         self._local = ExitStack()
+
+    def _draw_stores(self, begins_as: Medium | None) -> SimStores:
+        """Files or objects; of the objects some are asked for over S3's protocol."""
+        streams = self.streams
+        objects = streams.of("stores").random() < OBJECTS_SHARE
+        wire = streams.of("wire") if objects and streams.of("wire").random() < WIRE_SHARE else None
+        return SimStores(self.kernel, self.injector, self.observe, STATE_ROOT, objects=objects, wire=wire, begins_as=begins_as)
+
+    def _draw_ports(self, emitted: EmittedRows | None, *, holds_sources: bool) -> SimPorts:
+        return SimPorts(
+            self.kernel,
+            self.injector,
+            self.control,
+            DataNetwork(self.kernel, self.injector),
+            self.observe,
+            emitted,
+            self.scenario.row_costs,
+            holds_sources,
+            sees_processes=self.streams.of("one host").random() < ONE_HOST_SHARE,
+            sight="workers" if self.streams.of("one sight").random() < ONE_HOST_SHARE else "",
+        )
 
     # ------------------------------------------------------------------------------------------------ as checkers see it
 
@@ -499,7 +512,7 @@ class Cluster:
             self._run_worker(driver, spec, nonce, slot, spawn)
             return
         process = self._process("standby", f"standby-{slot}")
-        standing = StandbyHost(self.kernel, self.control, process, spec, nonce, self._was_ordered)
+        standing = StandbyHost(self.ports, process, spec, nonce, self._was_ordered)
         self.standing_workers[process.name] = StandingWorker(standing, driver, slot, spawn)
         standing.start()
 

@@ -126,7 +126,7 @@ class CoordinatorHost:
             runner=self,
             make_job_thread=lambda: SimJobThread(self),
             draw_secret=lambda: "not drawn: it would shift all that is drawn behind it",
-            is_running=self._is_running,
+            has_ended=self._has_ended,
             hooks=SimHooks(self.ports.kernel, self.process, self.ports.observe),
         )
         return host, JobCalls(host.registry, host.recovery, CALL_TIMEOUT_MS, look_for=host.look_for, is_running=self._is_running)
@@ -134,6 +134,9 @@ class CoordinatorHost:
     def _is_running(self, pid: int, fingerprint: str) -> bool:
         """As barriers.processes, of workers whose fingerprint is their name."""
         return self.ports.sees_processes and fingerprint in self.ports.living
+
+    def _has_ended(self, pid: int, fingerprint: str) -> bool:
+        return fingerprint not in self.ports.living
 
     @property
     def services(self) -> list[JobMasterRunner]:

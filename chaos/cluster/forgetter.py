@@ -1,8 +1,8 @@
 """A user who has a simulated job forget a key: asks when a completed checkpoint is behind its records, asks again when nothing came
 of it, and counts on a certificate once nothing is left of older checkpoints.
 
-A leader that died behind the completion has dropped none of them, and its successor does not know that it should: so it is asked
-again, as by the product's own loop (api/snapshots/live_erasure.py)."""
+A leader that died behind the completion has dropped none of them; its successor knows from the claim that it should. A checkpoint
+that fails is asked for again, as by the product's own loop (api/snapshots/live_erasure.py)."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.barriers.aligner import Aligner, CollectingInFlight
-from holdfast.barriers.channels import OutputGate
+from holdfast.barriers.alignment.aligner import Aligner, CollectingInFlight
+from holdfast.barriers.alignment.gate import Delivered, InputGate
 from holdfast.barriers.elements import Batch, Element
-from holdfast.barriers.gate import Delivered, InputGate
+from holdfast.barriers.exchange.channels import OutputGate
 from holdfast.chaos.checkers.observations import CollectingAborted, InFlightRestored, Overtook, TakenOutOfTurn
 from holdfast.operators.worker.deploy import DeployedSubtask
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from holdfast.api.errors import status_of
 from holdfast.barriers.messages import ShutdownWorker, StandBy, StandbyOrder
-from holdfast.chaos.sim.control import Call, ControlNetwork
-from holdfast.chaos.sim.kernel import Kernel, Process, ProcessClock
+from holdfast.chaos.cluster.worker_host import SimPorts
+from holdfast.chaos.sim.control import Call
+from holdfast.chaos.sim.kernel import Process, ProcessClock
 from holdfast.operators.worker.gateway import REJECTED_STATUS
 from holdfast.operators.worker.leader_retrieval import Target
 from holdfast.operators.worker.main import WorkerSpec
-from holdfast.operators.worker.standby import Ask, Step, Waiting
+from holdfast.operators.worker.standby import LOOK_MS, LOOKING_MS, Ask, Look, Step, Waiting
 from holdfast.statebackends.errors import HoldfastError
 
 READY_US = (5_000, 40_000)
@@ -27,16 +28,15 @@ Ended = Callable[["StandbyHost", StandbyOrder | ShutdownWorker | None], None]
 class StandbyHost:
     """Asks until it is ordered to do something."""
 
-    def __init__(
-        self, kernel: Kernel, network: ControlNetwork, process: Process, spec: WorkerSpec, nonce: str, ended: Ended
-    ) -> None:
+    def __init__(self, ports: SimPorts, process: Process, spec: WorkerSpec, nonce: str, ended: Ended) -> None:
         self.process = process
         self.spec = spec
-        self._kernel = kernel
-        self._network = network
+        self._ports = ports
+        self._kernel = kernel = ports.kernel
+        self._network = ports.control
         self._ended = ended
         self._clock = ProcessClock(kernel, process)
-        self._target = Target(network.address)
+        self._target = Target(self._network.address)
         self._random = kernel.streams.of(f"standby/{process.name}")
         message = StandBy(
             spec.job_id,
@@ -49,6 +49,7 @@ class StandbyHost:
             spec.spawn,
             spec.launch_token,
             process.name,
+            ports.sight,
         )
         self._waiting = Waiting(message, self._random, has_slot=spec.has_slot)
 
@@ -61,10 +62,19 @@ class StandbyHost:
             self._kernel.after(self._random.between(*READY_US), lambda: self._ended(self, step), self.process)
         elif isinstance(step, ShutdownWorker):
             self._ended(self, step)
+        elif isinstance(step, Look):
+            self._look(step, now_ms + LOOKING_MS)
         elif since_ms is not None and now_ms - since_ms > self.spec.lease_timeout_ms:
             self._ended(self, None)
         else:
             self._kernel.after(step.delay_ms * 1000, lambda: self._ask(step), self.process)
+
+    def _look(self, step: Look, until_ms: int) -> None:
+        ended = [each.fingerprint for each in step.looks if each.fingerprint not in self._ports.living]
+        if ended or self._clock.monotonic_ms() >= until_ms:
+            self._go_on(self._waiting.looked(ended))
+        else:
+            self._kernel.after(LOOK_MS * 1000, lambda: self._look(step, until_ms), self.process)
 
     def _ask(self, step: Ask) -> None:
         call = Call(self.process, "standby", self.spec.job_id, self.spec.slot)

@@ -84,7 +84,7 @@ _REPEATABLE: dict[str, Any] = {
     "write_buffers_bytes_max": 1 << 40,  # it would count the memory of other simulated workers
 }
 """RocksDB compacts at every third checkpoint or so, and never by itself, so that a run is repeatable."""
-BACKEND_SETTINGS = StateBackendSettings(rocksdb=RocksDBConfig(**_REPEATABLE))
+BACKEND_SETTINGS = StateBackendSettings(memory_inline_bytes=2_048, rocksdb=RocksDBConfig(**_REPEATABLE))
 
 
 def repeatable(config: RocksDBConfig) -> RocksDBConfig:
@@ -111,6 +111,8 @@ class SimPorts:
     """Names of the worker processes that run."""
     sees_processes: bool = False
     """Workers are on the coordinators' host."""
+    sight: str = ""
+    """Of all workers: see barriers/processes.py. Empty: none sees another one's end."""
 
 
 Left = Callable[["WorkerHost", ShutdownWorker | None], None]
@@ -220,6 +222,7 @@ class WorkerHost:
             fingerprint=self.process.name,
             seat=spec.seat,
             seat_spawn=spec.seat_spawn,
+            sight=self._ports.sight,
         )
 
     def _nonce(self, prefix: str) -> str:

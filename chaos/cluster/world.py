@@ -34,6 +34,7 @@ from holdfast.chaos.sim.kernel import Kernel, Streams, Trace
 from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation
 from holdfast.coordinator.ha.recorded_job import Completed
 from holdfast.coordinator.ha.records import ClaimRecord, SavepointRecord, decode_record
+from holdfast.statebackends.state_processor.writing import forget_newest
 from holdfast.statebackends.storage.port import PutIfAbsent
 
 HORIZON_MIN_MS = 500
@@ -224,6 +225,7 @@ class Simulation:
             logger.propagate = propagate
             _COPIES_LOG.setLevel(level)
             self._cluster.close()
+            forget_newest()  # each keeps its storage, and that this world, whose objects every later collection would visit
         return Run(self._result(), self.trace)
 
     def committed_rows(self) -> tuple[list[Row], ...]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast.operators.worker.deploy as deploy_module
-from holdfast.barriers.admission import Admission
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import AbortedIds, BlockChannel, UnblockChannels
-from holdfast.barriers.channels import OutputChannel
-from holdfast.barriers.credits import ReceiverCredit, SenderCredit
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import InputGate
+from holdfast.barriers.alignment.handler import AbortedIds, BlockChannel, UnblockChannels
+from holdfast.barriers.alignment.tracker import BarrierTracker
+from holdfast.barriers.alignment.valve import MultiInputValve, StatusWatermarkValve
 from holdfast.barriers.elements import CheckpointBarrier, EndOfData, Watermark
-from holdfast.barriers.frames import EncodedFrame
-from holdfast.barriers.gate import InputGate
-from holdfast.barriers.tracker import BarrierTracker
-from holdfast.barriers.valve import MultiInputValve, StatusWatermarkValve
+from holdfast.barriers.exchange.channels import OutputChannel
+from holdfast.barriers.exchange.credits import ReceiverCredit, SenderCredit
+from holdfast.barriers.exchange.frames import EncodedFrame
+from holdfast.barriers.transport.admission import Admission
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.operators.task.chain import ChainOutput, OperatorChain

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.barriers.channels import OutputGate
 from holdfast.barriers.elements import Batch, CheckpointBarrier, Element, ElementEvent, Watermark
+from holdfast.barriers.exchange.channels import OutputGate
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.operators.functions.combining import ColumnarCombiner
 

@@ -10,13 +10,13 @@ import holdfast.operators.functions.windows.columnar as columnar_module
 import holdfast.operators.functions.windows.kept_watermark as watermark_module
 import holdfast.operators.functions.windows.row_functions as rows_module
 import holdfast.operators.task.restored_channels as channels_module
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import AbortCheckpoint
-from holdfast.barriers.channels import OutputChannel
-from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import InputGate
+from holdfast.barriers.alignment.handler import AbortCheckpoint
 from holdfast.barriers.elements import Batch, Watermark, WatermarkStatus
-from holdfast.barriers.gate import InputGate
-from holdfast.barriers.restored import KeyGroupFilter
+from holdfast.barriers.exchange.channels import OutputChannel
+from holdfast.barriers.exchange.credits import ReceiverCredit
+from holdfast.barriers.exchange.restored import KeyGroupFilter
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator

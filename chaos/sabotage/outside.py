@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.operators.sinks.target_committer as committer_module
+import holdfast.operators.sinks.targets.committer as committer_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, throughout
 from holdfast.operators.sinks.calls import TRIES
-from holdfast.operators.sinks.formats import encode
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.staging import Step
-from holdfast.operators.sinks.target import ApplyRows, FileSlice
-from holdfast.operators.sinks.target_committer import TargetCommitter, TargetFlows
-from holdfast.operators.sinks.writer import _StagedWrite
+from holdfast.operators.sinks.files.formats import encode
+from holdfast.operators.sinks.files.writer import _StagedWrite
+from holdfast.operators.sinks.targets.committer import TargetCommitter, TargetFlows
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staging import Step
+from holdfast.operators.sinks.targets.target import ApplyRows, FileSlice
 from holdfast.statebackends.errors import AmbiguousWriteError
 from holdfast.statebackends.storage.port import WriteFile
 

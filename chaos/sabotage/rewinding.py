@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import holdfast.coordinator.restore.plan as plan_module
-import holdfast.operators.sinks.log as log_module
+import holdfast.operators.sinks.files.log as log_module
 from holdfast.chaos.sabotage.base import Mutant, Sabotage
 from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster.lifecycle import Lifecycle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.barriers.alignment.valve import StatusWatermarkValve
 from holdfast.barriers.elements import MAX_WATERMARK, Watermark, WatermarkStatus
-from holdfast.barriers.valve import StatusWatermarkValve
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
 from holdfast.coordinator.jobmaster.watermarks import WatermarkGroups

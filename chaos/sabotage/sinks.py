@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast.operators.sinks.committer as committer_module
-import holdfast.operators.sinks.log as log_module
-import holdfast.operators.sinks.merges as merges_module
-from holdfast.barriers.sinklog import LogEntry, MergeEntry
+import holdfast.operators.sinks.files.committer as committer_module
+import holdfast.operators.sinks.files.log as log_module
+import holdfast.operators.sinks.files.merges as merges_module
+from holdfast.barriers.sinks.log import LogEntry, MergeEntry
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.operators.sinks.committer import FileCommitter
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
-from holdfast.operators.sinks.merging import Runs
+from holdfast.operators.sinks.files.committer import FileCommitter
+from holdfast.operators.sinks.files.merging import Runs
 from holdfast.statebackends.storage.flows import delete_files
 
 

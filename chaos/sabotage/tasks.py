@@ -11,7 +11,7 @@ import holdfast.coordinator.dispatcher.storage_effects as effects_module
 from holdfast.barriers.elements import CheckpointBarrier, EndOfData
 from holdfast.barriers.messages import Registered
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant
-from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter
 from holdfast.operators.spark.supervisor import SlotSupervisor
 from holdfast.operators.task.chain import OperatorChain
 from holdfast.operators.task.input import TaskInput

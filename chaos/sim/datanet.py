@@ -12,10 +12,10 @@ from hashlib import sha1
 from itertools import count
 from typing import Any
 
-from holdfast.barriers.admission import Admission, AttemptPeers
-from holdfast.barriers.authentication import HELD_TIMEOUT_MS, Handshake, HandshakeAnswer, PeerAuthentication
-from holdfast.barriers.frames import Frame, FrameEncoder
-from holdfast.barriers.transport import PeerLost, Received
+from holdfast.barriers.exchange.frames import Frame, FrameEncoder
+from holdfast.barriers.transport.admission import Admission, AttemptPeers
+from holdfast.barriers.transport.authentication import HELD_TIMEOUT_MS, Handshake, HandshakeAnswer, PeerAuthentication
+from holdfast.barriers.transport.port import PeerLost, Received
 from holdfast.chaos.sim.forgery import forge_messages
 from holdfast.chaos.sim.injector import Injector
 from holdfast.chaos.sim.kernel import Kernel, Process
@@ -99,7 +99,7 @@ class DataNetwork:
 
 
 class SimTransport:
-    """Implements `holdfast.barriers.transport.Transport` for one simulated worker process. `poll` never waits."""
+    """Implements `holdfast.barriers.transport.port.Transport` for one simulated worker process. `poll` never waits."""
 
     def __init__(self, network: DataNetwork, process: Process, slot: int, wake: Callable[[], None]) -> None:
         self._network = network

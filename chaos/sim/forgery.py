@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from holdfast.barriers.credits import CreditAnnouncement
-from holdfast.barriers.frames import FRAME_VERSION, ChannelId, FrameKind, Header
+from holdfast.barriers.exchange.credits import CreditAnnouncement
+from holdfast.barriers.exchange.frames import FRAME_VERSION, ChannelId, FrameKind, Header
 from holdfast.barriers.messages import AcknowledgeCheckpoint, RegisterWorker
 from holdfast.operators.worker.session_events import WorkerIdentity
 from holdfast.statebackends.errors import InvariantError

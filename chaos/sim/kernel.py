@@ -137,7 +137,14 @@ class Kernel:
             return False
         self.now_us, _, _, process, act = heappop(self._events)
         self.steps += 1
-        if process is None or process.alive:
+        if process is None or (process.alive and not process.paused and process.modules is None):
+            # as run_as: a thousand events a run come by here
+            before, self.current = self.current, process
+            try:
+                act()
+            finally:
+                self.current = before
+        else:
             self.run_as(process, act)
         return True
 

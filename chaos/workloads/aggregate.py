@@ -15,7 +15,7 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_s
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/aggregate"
 

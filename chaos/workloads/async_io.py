@@ -18,7 +18,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.async_map import RetryStrategy
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/async"
 

@@ -49,7 +49,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 SHARES = (5, 3, 2)
 """Of runs with a graph of random shape, with windows, and with rules."""

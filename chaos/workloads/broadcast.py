@@ -24,7 +24,7 @@ from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.statebackends.state import OperatorListStateDescriptor, Redistribution, StateDescriptor
 
 PATH = "/out/ruled"

@@ -18,7 +18,7 @@ from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX
 from holdfast.operators.functions.windows.columnar_sessions import SessionWindowOperator
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/column_sessions"
 

@@ -31,7 +31,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.task.timers import EVENT_TIMERS
 from holdfast.statebackends.state import MapStateDescriptor
 

@@ -22,7 +22,7 @@ from holdfast.chaos.workloads.scenario import (
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 LEDGER = "/out/ledger"
 KEYS = 20

@@ -18,7 +18,7 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.statebackends.state import ValueStateDescriptor
 

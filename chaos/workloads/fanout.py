@@ -17,7 +17,7 @@ from holdfast.chaos.workloads.scenario import CutExpectation, Positions, Scenari
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 
 SHARED, OWN = "/out/fanout", "/out/odd"

@@ -33,7 +33,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.event_time.watermarks import WatermarkStrategy
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/idle"
 

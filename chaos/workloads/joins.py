@@ -31,7 +31,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.joins.interval import PAIRS_PER_SLICE_MAX, ROWS_PER_SLICE_MAX, IntervalJoinOperator
 from holdfast.operators.functions.joins.output import How
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/joins"
 SIDES = ("left", "right")

@@ -36,7 +36,7 @@ from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.windows.assigners import Sliding
 from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX
 from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH, LATE_PATH = "/out/late-windows", "/out/late-windows-late"
 REVIVING_EVERY = 3

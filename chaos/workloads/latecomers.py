@@ -18,7 +18,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector
 from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.functions.windows.row_functions import ProcessWindowFunction, WindowContext
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 RESULTS, LATE = "/out/latecomers", "/out/latecomers-late"
 

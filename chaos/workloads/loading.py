@@ -31,7 +31,7 @@ from holdfast.operators.base import JobPlan, Source
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.pipelines import build_environment, load_function, refused
 from holdfast.operators.datastream.unpicklable import check_pickled_states
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.dataframe import SparkSource
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.sources.parquet import ParquetSource

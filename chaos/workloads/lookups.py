@@ -16,7 +16,7 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_pace, draw_s
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.async_map import RetryStrategy
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/lookups"
 MATCHES_MAX = 3

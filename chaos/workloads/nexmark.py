@@ -16,7 +16,7 @@ from holdfast.chaos.workloads.scenario import Scenario, SinkExpectation, Workloa
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/nexmark"
 EVENTS_PER_SECOND = 20

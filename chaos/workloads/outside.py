@@ -30,9 +30,9 @@ from holdfast.chaos.workloads.scenario import (
 from holdfast.chaos.workloads.settings import draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, HoldfastError
 
 KEYS = 20

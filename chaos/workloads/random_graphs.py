@@ -59,7 +59,7 @@ from holdfast.operators.functions.connected import KeyedCoProcessFunction
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.functions.side_outputs import OutputTag
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 
 Record = dict[str, int]

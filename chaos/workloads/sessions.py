@@ -31,7 +31,7 @@ from holdfast.operators.functions.process import Collector
 from holdfast.operators.functions.windows.assigners import Session
 from holdfast.operators.functions.windows.row_functions import ProcessWindowFunction, WindowContext
 from holdfast.operators.functions.windows.triggers import CountTrigger
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH, LATE_PATH = "/out/sessions", "/out/sessions-late"
 

@@ -28,7 +28,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.functions.side_outputs import OutputTag
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.statebackends.state import ValueStateDescriptor
 
 MAIN, ASIDE, ORDERED = "/out/side-main", "/out/side-aside", "/out/side-ordered"

@@ -33,7 +33,7 @@ from holdfast.chaos.workloads.scenario import (
 from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.splits import (
     AssignedSplit,
     Position,

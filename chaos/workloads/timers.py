@@ -27,7 +27,7 @@ from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, ti
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.task.timers import EVENT_TIMERS
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 

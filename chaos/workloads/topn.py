@@ -25,7 +25,7 @@ from holdfast.chaos.workloads.settings import PARALLELISM_MAX, draw_settings
 from holdfast.chaos.workloads.windows import Feeds, Paces, draw_skewed_feeds, timed_streams
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 RANKED_PATH, NEWEST_PATH = "/out/ranked", "/out/newest"
 _RANKS, _SCORE = 1_000, 10_000_000

@@ -28,7 +28,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.joins.temporal import ROWS_PER_SLICE_MAX, TemporalJoinOperator
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/versions"
 

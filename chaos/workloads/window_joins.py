@@ -35,7 +35,7 @@ from holdfast.operators.functions.joins.output import How
 from holdfast.operators.functions.joins.windowed import JoinWindows, WindowedOperator
 from holdfast.operators.functions.windows.assigners import Session, Sliding, Tumbling
 from holdfast.operators.functions.windows.bounds import TimeWindow
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/window-joins"
 SIDES = ("left", "right")

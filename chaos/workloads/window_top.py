@@ -30,7 +30,7 @@ from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.tables.window_top import ENTRIES_PER_SLICE_MAX, ROWS_PER_SLICE_MAX, WindowTopOperator
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/window-top"
 _Record = tuple[int, int, int]

@@ -30,7 +30,7 @@ from holdfast.operators.functions import aggregates
 from holdfast.operators.functions.combining import ColumnarCombining
 from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.functions.windows.columnar import FIRED_ROWS_PER_SLICE_MAX, TumblingWindowOperator
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 
 PATH = "/out/windows"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.barriers.exchange.wiring import consumers_of, name_edges, producers_of
 from holdfast.barriers.jobgraph import JobEdge, JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import consumers_of, name_edges, producers_of
 from holdfast.statebackends.handles import ChannelState
 from holdfast.statebackends.snapshot.in_flight import EdgeName, edge_name, problem_of_pieces
 

@@ -80,9 +80,11 @@ class CheckpointCoordinator:
         completed: CompletedCheckpointStore,
         next_checkpoint_id: int = 1,
         config: JobConfig | None = None,
+        newest_erasure: int = 0,
     ) -> None:
         """`completed`: what the job's directory holds; this coordinator owns it from now on. `rng`: draws the delay of the first
-        periodic checkpoint. `config`: the settings that hold, if they are not those of the graph."""
+        periodic checkpoint. `config`: the settings that hold, if they are not those of the graph. `newest_erasure`: newest id
+        that an earlier leader claimed to erase a key; 0: none."""
         self._paths = JobPaths(job_id)
         self._graph = graph
         self._config = config = config if config is not None else graph.config
@@ -101,7 +103,7 @@ class CheckpointCoordinator:
         self._closed: FailureReason | None = None
         self._preparing: PendingCheckpoint | None = None
         self._next_id = next_checkpoint_id
-        self._newest_erasure = 0
+        self._newest_erasure = newest_erasure
         """Id of the newest triggered checkpoint that erases a key, completed or not."""
         self._ending: int | None = None
         """Id of the checkpoint that ends the job, from its claim on; 0: it is complete, and the job needs no further one."""
@@ -620,10 +622,10 @@ class CheckpointCoordinator:
     # -------------------------------------------------------------------------------------------------------- complete
 
     def _resolved(self, pending: PendingCheckpoint) -> ResolvedStates:
-        """The states without placeholders. Raises UnresolvedError."""
+        """The states without placeholders. Raises UnresolvedError.
+
+        A savepoint has none, nor a file that checkpoints share: its acknowledgements were judged so when they were counted."""
         shared, states = self._completed.shared_state, pending.states()
-        if pending.request.is_savepoint:
-            shared.check_self_contained(states)
         return shared.resolve(pending.checkpoint_id, pending.base, states) if pending.may_share else states
 
     def _write_next(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import ge
 
-from holdfast.barriers.alignment import ABORTED_IDS_MAX
+from holdfast.barriers.alignment.handler import ABORTED_IDS_MAX
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.checkpoints.actions import DropCheckpoint
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
@@ -50,6 +50,7 @@ class CompletedCheckpointStore:
         restored_id: int = 0,
         increment_base: int = 0,
         first_checkpoint_id: int = 1,
+        erased_below: int = 0,
     ) -> None:
         """`retention`: as a number, so many of the newest.
 
@@ -57,7 +58,8 @@ class CompletedCheckpointStore:
 
         `restored_id`: the snapshot that the job was restored from, kept beyond the limit until a newer one completes; 0: none.
         `increment_base`: the same id if it is a checkpoint in this job's own directory, whose files its tasks know; else 0.
-        `first_checkpoint_id`: ids from here on are of this submission."""
+        `first_checkpoint_id`: ids from here on are of this submission. `erased_below`: an earlier leader has seen a checkpoint of
+        this id complete at whose cut a key was erased; 0: none."""
         self.shared_state = SharedStateRegistry()
         self._retention = retention if isinstance(retention, Retention) else Retention(retention)
         self._is_over = False
@@ -67,7 +69,7 @@ class CompletedCheckpointStore:
         self._restored_id = restored_id
         self._increment_base = increment_base
         self._first_checkpoint_id = first_checkpoint_id
-        self._erased_below = 0
+        self._erased_below = erased_below
         """Checkpoints below this id may hold a key that was erased: nothing but a label keeps them."""
         self._bases: frozenset[int] = frozenset()
         self._labelled: set[int] = set()

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.barriers.messages import RegisterWorker, StandBy
-from holdfast.barriers.processes import IsRunning, is_running
+from holdfast.barriers.processes import AskProcess, is_running
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, wait_for_look
@@ -38,6 +38,10 @@ FIRST_VIEW_WAIT_MS = 5_000
 """How long a reader of all jobs waits for the first views of those that have none."""
 
 
+SeenJob: TypeAlias = tuple[JobMasterRunner, tuple[Look | None, Future[PublishedJob] | None]]
+"""A job with what `JobMasterRunner.look` found."""
+
+
 class JobCalls:
     """Calls of one coordinator. Thread-safe."""
 
@@ -48,7 +52,7 @@ class JobCalls:
         call_timeout_ms: int,
         *,
         look_for: Callable[[str], None] = lambda job_id: None,
-        is_running: IsRunning = is_running,
+        is_running: AskProcess = is_running,
     ) -> None:
         """`look_for`: called with each requested job that this process does not lead; it must not block. `is_running`: of a process
         on this host."""
@@ -127,15 +131,20 @@ class JobCalls:
         """The newest view of a job; takes no turn."""
         return wait_for_look(self.led(job_id).look(), VIEW_WAIT_MS / 1000, self.wait_for)
 
-    def looks_of_all(self, services: Sequence[JobMasterRunner]) -> tuple[list[Look], list[JobMasterRunner]]:
-        """The newest view of each job that has one, and the jobs that have none: they must not hide the others. All are waited for
-        together."""
-        found, unseen = list[tuple[JobMasterRunner, tuple[Look | None, Future[PublishedJob] | None]]](), list[JobMasterRunner]()
+    def looks_now(self, services: Sequence[JobMasterRunner]) -> tuple[list[SeenJob], list[JobMasterRunner]]:
+        """Each job that can be shown with its newest view, without waiting for one; and those that can't."""
+        found, unseen = list[SeenJob](), list[JobMasterRunner]()
         for service in services:
             try:
                 found.append((service, service.look()))
             except HoldfastError:
                 unseen.append(service)
+        return found, unseen
+
+    def looks_of_all(self, services: Sequence[JobMasterRunner]) -> tuple[list[Look], list[JobMasterRunner]]:
+        """The newest view of each job that has one, and the jobs that have none: they must not hide the others. All are waited for
+        together."""
+        found, unseen = self.looks_now(services)
         began_s = time.monotonic()
 
         def left_s(wait_ms: int) -> float:

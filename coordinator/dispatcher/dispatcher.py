@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
-from holdfast.barriers.processes import IsRunning, is_running
+from holdfast.barriers.processes import AskProcess, has_ended
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
@@ -242,11 +242,11 @@ class Dispatcher:
         make_job_thread: Callable[[], JobThread],
         draw_secret: Callable[[], str] = draw_secret,
         hooks: HookHost | None = None,
-        is_running: IsRunning = is_running,
+        has_ended: AskProcess = has_ended,
     ) -> None:
         """`root`: printable root of the storage that drives the flows. `make_job_thread`: called for each job that is led.
         `draw_secret`: draws the secret by which the workers of one attempt know each other; unguessable, unlike `rng`.
-        `hooks`: the master hooks that are installed; None: none. `is_running`: of a process on this host."""
+        `hooks`: the master hooks that are installed; None: none. `has_ended`: of a process that was seen on this host."""
         self.registry = JobRegistry(config.jobs_max)
         self.root = root
         self.directory_nonce = ""
@@ -266,7 +266,7 @@ class Dispatcher:
         self._runner = runner
         self._make_job_thread = make_job_thread
         self._draw_secret = draw_secret
-        self._is_running = is_running
+        self._has_ended = has_ended
         self._hooks: HookHost = hooks if hooks is not None else HookRegistry()
 
     def open(self) -> HostFlow[None]:
@@ -501,7 +501,7 @@ class Dispatcher:
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
             feed=self.feed,
-            is_running=self._is_running,
+            has_ended=self._has_ended,
             hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
         )
         service.start()

@@ -2,14 +2,13 @@
 found is remembered and told to the job's leader for its history.
 
 A drill harms no job: it runs at a lower priority than anything else, one at a time, reads alone, and one that hangs or dies is an
-outcome like any other. It decides nothing about a job."""
+outcome like any other. It decides nothing about a job. A label keeps a checkpoint from being deleted meanwhile; one that is left
+over, since this process died, is removed at the next drill, or when a job with scheduled ones is led again."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,8 +18,10 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.coordinator.confined import ConfinedProcess, Ended, ProcessEnd
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
+from holdfast.coordinator.dispatcher.job_labels import JobLabels
 from holdfast.coordinator.dispatcher.job_log import about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.threads import Clock
@@ -30,6 +31,7 @@ from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_dril
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
 from holdfast.coordinator.ha.store import read_checkpoint
 from holdfast.coordinator.jobmaster.events import DrillNoted
+from holdfast.coordinator.ownership.labels import DRILLING_LABEL
 from holdfast.coordinator.views import DrillMark
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, NotFoundError, StorageUnavailableError
@@ -43,8 +45,9 @@ JOBS_KEPT = 1_000
 LOOK_INTERVAL_S = 5.0
 """How often scheduled drills are looked for."""
 OUTPUT_BYTES_MAX = 1 << 20
-KILLED_TIMEOUT_S = 5.0
-"""How long the end of a killed drill is waited for."""
+DELETED = "it was deleted while it was read: a label keeps it (holdfast label JOB ID NAME), or retained_checkpoints keeps more"
+KEEP_ATTEMPTS = 3
+"""How often the newest checkpoint is looked for: one that is superseded at once may go before it has a label."""
 
 Command = Callable[[], list[str]]
 
@@ -65,6 +68,7 @@ class JobDrills:
         draw_id: Callable[[], str],
         *,
         seconds_max: float,
+        labels: JobLabels,
         command: Command = _scratch,
     ) -> None:
         """`seconds_max`: a drill that takes longer is ended. `command`: of the process."""
@@ -74,12 +78,17 @@ class JobDrills:
         self._clock = clock
         self._draw_id = draw_id
         self._seconds_max = seconds_max
+        self._labels = labels
         self._command = command
         self._lock = threading.Lock()
         self._known: OrderedDict[str, deque[DrillView]] = OrderedDict()
         self._verified: OrderedDict[str, deque[Verification]] = OrderedDict()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._changes = 0
+        self._process: ConfinedProcess | None = None
         self._thread: threading.Thread | None = None
+        """Of the newest drill."""
+        self._is_busy = False
+        """A drill is under way, or is about to be."""
         self._seen_ms: dict[str, int] = {}
         self._due_ms: dict[str, int] = {}
         """When something should be known of the newest checkpoints of jobs."""
@@ -94,26 +103,77 @@ class JobDrills:
     def begin(self, job_id: str, checkpoint_id: int | None = None, *, by: str = "user") -> DrillView:
         """Begin a drill of a snapshot, of the newest one if none is named. Raises NotFoundError, StorageUnavailableError while
         another one is under way."""
-        number, kind, location = self._find(job_id, checkpoint_id)
-        self._load(job_id)
-        view = DrillView(self._draw_id(), number, kind, location, DrillState.RUNNING, by, self._clock.wall_ms())
+        drill_id = self._draw_id()
         with self._lock:
-            if self._thread is not None or self._stopping.is_set():
+            if self._is_busy or self._stopping.is_set():
                 raise StorageUnavailableError("a drill is under way: one runs at a time; ask again later")
-            thread = threading.Thread(target=self._run, args=(job_id, view), name=f"drill-{view.drill_id[:8]}", daemon=True)
-            self._thread = thread
+            self._is_busy = True
+        try:
+            self._load(job_id)
+            self._remove_pins(job_id)
+            pin = f"drilling{drill_id[:16]}"
+            number, kind, location = self._pinned(job_id, checkpoint_id, pin)
+        except BaseException:
+            with self._lock:
+                self._is_busy = False
+            raise
+        view = DrillView(drill_id, number, kind, location, DrillState.RUNNING, by, self._clock.wall_ms())
+        thread = threading.Thread(target=self._run, args=(job_id, view, pin), name=f"drill-{drill_id[:8]}", daemon=True)
+        with self._lock:
             self._keep(job_id, view)
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads
+            self._unpin(job_id, pin)
             self._end(job_id, view, DrillReport(error=str(error)))
             raise StorageUnavailableError(f"no drill can be begun now: {error}") from error
+        with self._lock:
+            self._thread = thread
         return view
+
+    def _pinned(self, job_id: str, checkpoint_id: int | None, pin: str) -> tuple[int, CheckpointKind, str]:
+        """Id, kind and location of the snapshot to drill. One that a job may delete has a label now, unless none can be given: then
+        it is read all the same. Raises NotFoundError."""
+        for _ in range(KEEP_ATTEMPTS):
+            found = self._find(job_id, checkpoint_id)
+            if found[1].is_savepoint or self._registry.find(job_id) is None:
+                break
+            try:
+                self._labels.add(job_id, found[0], pin)
+                break
+            except HoldfastError as error:
+                logger.info("job %s: checkpoint %d is drilled without a label: %s", job_id, found[0], printable(str(error)))
+                if checkpoint_id is not None:
+                    break
+        return found
+
+    def _unpin(self, job_id: str, pin: str) -> None:
+        """Errors are left to the next drill, which removes the label."""
+        try:
+            self._labels.remove(job_id, pin)
+        except NotFoundError:
+            return  # it has none
+        except HoldfastError as error:
+            logger.info("job %s: the label %s is left over: %s", job_id, pin, printable(str(error)))
+
+    def _remove_pins(self, job_id: str) -> None:
+        """Those that are left over."""
+        try:
+            for view in self._labels.list(job_id).labels:
+                if DRILLING_LABEL.fullmatch(view.label) is not None:
+                    self._labels.remove(job_id, view.label, view.checkpoint_id)
+        except HoldfastError as error:
+            logger.info("job %s: labels that drills left over stay: %s", job_id, printable(str(error)))
 
     def drills(self, job_id: str) -> tuple[DrillView, ...]:
         """Newest first. Raises NotFoundError."""
         self._runner(job_id)
         return self.known(job_id)
+
+    @property
+    def changes(self) -> int:
+        """Of what `remembered` and `verifications` tell, of all jobs together."""
+        return self._changes
 
     def remembered(self, job_id: str) -> tuple[DrillView, ...] | None:
         """Drills of any job that are in memory, newest first; None: those on record have not been read, and are soon. Never touches
@@ -138,6 +198,7 @@ class JobDrills:
         if found.problem_count and not self._is_there(view):
             return
         with self._lock:
+            self._changes += 1
             self._verified.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(found)
             self._verified.move_to_end(job_id)
             while len(self._verified) > JOBS_KEPT:
@@ -207,6 +268,8 @@ class JobDrills:
                 break
             self._load(job_id)
             self._preloaded.add(job_id)
+            if any(each.job_id == job_id and each.drill_interval_ms is not None for each in services):
+                self._remove_pins(job_id)
         for job_id in self._seen_ms.keys() - {each.job_id for each in services if each.drill_interval_ms is not None}:
             del self._seen_ms[job_id]
             self._due_ms.pop(job_id, None)
@@ -237,49 +300,33 @@ class JobDrills:
 
     # ----------------------------------------------------------------------------------------------------- the process
 
-    def _run(self, job_id: str, view: DrillView) -> None:
+    def _run(self, job_id: str, view: DrillView, pin: str) -> None:
         try:
             report = self._judged(view, self._execute(view.location))
         except Exception as error:
             logger.exception("the drill of %s failed", printable(view.location))
             report = DrillReport(error=f"internal error: {type(error).__name__}")
+        self._unpin(job_id, pin)
         self._end(job_id, view, report)
 
     def _execute(self, location: str) -> DrillReport:
         request = msgspec.json.encode(DrillRequest(location, max(1, int(self._seconds_max))))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        try:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return DrillReport(error=f"its process could not be started: {error}")
+        process = ConfinedProcess(seconds_max=self._seconds_max, output_bytes_max=OUTPUT_BYTES_MAX)
         with self._lock:
             self._process = process
         if self._stopping.is_set():
             process.kill()
         try:
-            output, _ = process.communicate(request, timeout=self._seconds_max)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that storage holds dies when that answers
-                process.communicate(timeout=KILLED_TIMEOUT_S)
-            return DrillReport(error=f"it took longer than {self._seconds_max:g} s")
+            return _reported(process.run(self._command(), request))
         finally:
             with self._lock:
                 self._process = None
-        return _reported(output[:OUTPUT_BYTES_MAX], process.returncode)
 
     def _judged(self, view: DrillView, report: DrillReport) -> DrillReport:
         """A snapshot that was deleted while it was read is no damaged one."""
         if not (report.problem_count or report.error) or self._is_there(view):
             return report
-        return DrillReport(error="it was deleted while it was read")
+        return DrillReport(error=DELETED)
 
     def _is_there(self, view: DrillView) -> bool:
         paths = [metadata_path(view.location)]
@@ -294,11 +341,12 @@ class JobDrills:
         ended = view.ended(report, self._clock.wall_ms())
         self._store(job_id, ended)
         with self._lock:
-            self._thread = None
+            self._is_busy = False
             known = self._known.get(job_id)
             if known is not None:
                 kept = [ended if each.drill_id == view.drill_id else each for each in known]
                 self._known[job_id] = deque(kept, DRILLS_KEPT)
+                self._changes += 1
         runner = self._registry.find(job_id)
         if runner is not None and not self._stopping.is_set():
             runner.post(DrillNoted(ended))
@@ -306,6 +354,7 @@ class JobDrills:
     # --------------------------------------------------------------------------------------------------------- records
 
     def _keep(self, job_id: str, view: DrillView) -> None:
+        self._changes += 1
         self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT)).appendleft(view)
         self._known.move_to_end(job_id)
         while len(self._known) > JOBS_KEPT:
@@ -337,6 +386,7 @@ class JobDrills:
                 for view in reversed(found):
                     self._keep(job_id, view)
                 self._known.setdefault(job_id, deque(maxlen=DRILLS_KEPT))
+                self._changes += 1
 
     def _runner(self, job_id: str) -> JobMasterRunner | None:
         recorded = self._calls.recorded_only(job_id)
@@ -370,10 +420,11 @@ def _real(location: str) -> str:
     return location if "://" in location else os.path.realpath(location)
 
 
-def _reported(output: bytes, code: int) -> DrillReport:
+def _reported(ended: Ended) -> DrillReport:
+    if ended.end is not ProcessEnd.EXITED:
+        return DrillReport(error=ended.detail)
     try:
-        return decode_json(output.strip(), DrillReport)
+        return decode_json(ended.output.strip(), DrillReport)
     except UNDECODABLE:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = "it may have reached its bound of memory or of processor time"
-        return DrillReport(error=f"its process died ({how}) without a word; {why}")
+        return DrillReport(error=f"its process died ({ended.how}) without a word; {why}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
 from holdfast.barriers.messages import NumberedCommand
-from holdfast.barriers.processes import IsRunning, is_running
+from holdfast.barriers.processes import AskProcess, has_ended
 from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
@@ -69,12 +69,12 @@ class JobMasterRunner:
         history: bool = False,
         feed: HistoryFeed | None = None,
         hooks: HookPort | None = None,
-        is_running: IsRunning = is_running,
+        has_ended: AskProcess = has_ended,
     ) -> None:
         """`history`: record what happens in the job's directory; `feed` gets each record as well. `hooks`: its master hooks; None:
-        it names none."""
+        it names none. `has_ended`: of a process that was seen on this host."""
         self._master = master
-        self._is_running = is_running
+        self._has_ended = has_ended
         self._publisher = JobPublisher(clock, view_interval_ms)
         self._log = JobLog(master.setup.job_id, master.setup.graph.name)
         self._effects = effects
@@ -333,7 +333,7 @@ class JobMasterRunner:
                     del self._streams[action.slot]
                     stream.end()
             case job_actions.LookForProcess():
-                if not self._is_running(action.pid, action.fingerprint):
+                if self._has_ended(action.pid, action.fingerprint):
                     self._own.append(job_events.ProcessEnded(action.slot, action.session))
                     self._job_thread.wake()
             case job_actions.Answer():

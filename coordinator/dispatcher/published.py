@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -92,6 +93,15 @@ class Look:
         found = self.published
         period = 0 if found.overview.is_terminal else self.as_of_ms // MOMENT_MS
         return Moment(self.as_of_ms, f"{found.overview.job_id}-{found.epoch}-{found.changes}-{period}")
+
+
+class MomentNow(NamedTuple):
+    """The moment of one view or several, without waiting for newer ones."""
+
+    moment: Moment | None
+    """Of the views that there are; None: there are none yet, or so many that their moment is a thread's to find."""
+    coming: Sequence[Future[PublishedJob]] = ()
+    """Views that a reader should wait for, VIEW_WAIT_MS at most, and then ask again; empty: these are the newest."""
 
 
 class JobPublisher:

@@ -152,6 +152,7 @@ class StorageEffects:
             trigger_id=request.trigger_id,
             created_ms=self._wall_ms(),
             native=request.native,
+            erases=request.erasure is not None,
         )
         try:
             if request.is_savepoint:

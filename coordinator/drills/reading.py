@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.barriers.sinkreading import find_replaced
+from holdfast.barriers.sinks.reading import find_replaced
 from holdfast.coordinator.drills.records import PROBLEMS_MAX, DrillReport
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError, StateValueError

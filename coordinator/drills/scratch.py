@@ -5,22 +5,17 @@ started it. Locations come by stdin, where no list of processes shows them."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import resource
-import signal
 import sys
 
 import msgspec
 
+from holdfast.coordinator.confined import bound_process
 from holdfast.coordinator.drills.records import DrillReport
 from holdfast.statebackends.decoding import decode_json
 
-NICENESS = 15
 MEMORY_BYTES_MAX = 2 << 30
 """Private memory of a drill, at most, in bytes."""
-_PR_SET_PDEATHSIG = 1
 
 
 class DrillRequest(msgspec.Struct, frozen=True):
@@ -44,20 +39,6 @@ def main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
     os._exit(0)  # no thread of a library holds it up
-
-
-def bound_process(memory_bytes_max: int, seconds_max: int) -> None:
-    """Yield to other processes, use no more memory and processor time than this, and die with the thread that started this one."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    for kind, most in ((resource.RLIMIT_DATA, memory_bytes_max), (resource.RLIMIT_CPU, seconds_max)):
-        hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A setting of the running job is named with its command; others hold from the nex
 
 from __future__ import annotations
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE
 from holdfast.barriers.tunable import TUNABLE, SettingValue, apply_settings
 from holdfast.coordinator.explain.facts import Facts
 from holdfast.coordinator.explain.records import CauseKind, SettingChange
@@ -59,7 +59,7 @@ def advise(facts: Facts, kind: CauseKind, *, vertex_id: str = "", duration_ms: i
         case CauseKind.STATE_TOO_LARGE if config.memory_snapshot_bytes_max < MEMORY_SNAPSHOT_BYTES_MAX:
             new = min(MEMORY_SNAPSHOT_BYTES_MAX, 4 * config.memory_snapshot_bytes_max)
             return _change(
-                facts, "memory_snapshot_bytes_max", new, "the state of one subtask is larger than the memory backend may send"
+                facts, "memory_snapshot_bytes_max", new, "the small tables of one subtask are more than the memory backend may send"
             )
         case CauseKind.EXPIRED:
             new = min(TIME_MS_MAX, 2 * config.checkpoint_timeout_ms)

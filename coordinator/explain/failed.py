@@ -99,7 +99,7 @@ def _declined(reason: str, message: str) -> Chain:
             [Cause(CauseKind.DECLINED, f"{head}: {told}"), Cause(CauseKind.STORAGE_FULL, "there is no space left to store state")]
         )
     if "memory_snapshot_bytes_max" in message:
-        text = "the state of a subtask is larger than memory_snapshot_bytes_max"
+        text = "the small tables of a subtask have more bytes than memory_snapshot_bytes_max"
         return Chain([Cause(CauseKind.DECLINED, f"{head}: {told}"), Cause(CauseKind.STATE_TOO_LARGE, text)])
     if reason == FailureReason.IO_EXCEPTION or any(word in message for word in _STORAGE):
         return Chain([Cause(CauseKind.STORAGE_FAILED, f"{head}: {told}")])

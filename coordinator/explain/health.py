@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
-from holdfast.barriers.guarantee import COMMITTER_KIND, WRITER_KIND, behind_loose
+from holdfast.barriers.exchange.guarantee import COMMITTER_KIND, WRITER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
-from holdfast.barriers.sinklog import DISCARDS_PROPERTY
+from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure

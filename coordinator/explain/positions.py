@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from holdfast.barriers.split_entries import STATE_VERSION, SplitEntry
+from holdfast.barriers.exchange.split_entries import STATE_VERSION, SplitEntry
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 
 POSITIONS_SHOWN_MAX = 20

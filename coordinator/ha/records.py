@@ -196,6 +196,8 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     version: int = RECORD_VERSION
     native: bool = False
     """A savepoint in the state backend's own files."""
+    erases: bool = False
+    """A key leaves the state at its cut, which nobody records: complete, it is to be the oldest one."""
 
 
 class AbortRecord(msgspec.Struct, frozen=True, tag=DecisionTag.ABORTED.value, tag_field="decision"):

@@ -116,15 +116,6 @@ class SharedStateRegistry:
             for task, operators in states.items()
         }
 
-    @staticmethod
-    def check_self_contained(states: TaskStates) -> None:
-        """Raise UnresolvedError if a savepoint refers to a shared file: all of it is in one folder, which its user may move."""
-        for operators in states.values():
-            for uid, state in operators.items():
-                for keyed in state.keyed:
-                    if any(_is_shared(part) for part in keyed.parts):
-                        raise UnresolvedError(f"operator {uid!r} refers to a shared file in a savepoint")
-
     def _resolve_state(self, checkpoint_id: int, base: int | None, uid: str, state: OperatorSubtaskState) -> OperatorSubtaskState:
         if not any(_is_shared(part) for keyed in state.keyed for part in keyed.parts):
             return state

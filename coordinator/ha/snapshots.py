@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.barriers.sinkreading import find_replaced
+from holdfast.barriers.sinks.reading import find_replaced
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, ObjectMissingError
 from holdfast.statebackends.handles import OperatorState

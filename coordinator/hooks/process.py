@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.coordinator.confined import import_path
 from holdfast.coordinator.hooks.calls import MESSAGE_CHARS_MAX, HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.hooks.frames import FRAME_BYTES_MAX, PREFIX, HookAnswer, HookRequest, decode_answer, frame
 from holdfast.statebackends.decoding import UNDECODABLE
@@ -83,7 +84,7 @@ class HookProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-            environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+            environment["PYTHONPATH"] = import_path()
             command = [sys.executable, "-m", "holdfast.coordinator.hooks.child", self._spec]
             try:
                 self._process = subprocess.Popen(

@@ -52,7 +52,7 @@ class StandbyReceived(msgspec.Struct, frozen=True):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """Outcome of LookForProcess: the process of the session was seen from here, and is there no more."""
+    """Outcome of LookForProcess: the process of the session was seen from here, or from a worker that stands by, and has ended."""
 
     slot: int
     session: str
@@ -244,6 +244,8 @@ StorageOutcome: TypeAlias = (
     | events.CheckpointKept
     | events.DropFailed
 )
+CheckpointOutcome: TypeAlias = StorageOutcome | events.HookAnswered | events.HookFailed
+"""Of an action of the checkpoint coordinator, for which it is."""
 
 
 class ConfigWritten(msgspec.Struct, frozen=True):
@@ -273,30 +275,24 @@ class ReleaseEnded(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-Event: TypeAlias = (
-    JobStarted
-    | events.HookAnswered
-    | events.HookFailed
+Call: TypeAlias = (
+    AckBatchReceived
     | RegistrationReceived
     | StandbyReceived
-    | ProcessEnded
-    | AckBatchReceived
     | StatesReceived
     | HeartbeatReceived
     | QuestionAsked
     | AnswerReceived
     | StreamOpened
-    | StreamClosed
     | SnapshotRequested
     | SettingsRequested
-    | LabelNoted
-    | DrillNoted
-    | ConfigWritten
-    | ConfigTaken
-    | ConfigFailed
     | CancelRequested
     | DriverLeft
-    | SuspendRequested
+)
+"""What is answered with its ticket."""
+
+LifecycleEvent: TypeAlias = (
+    JobStarted
     | LeadershipEnded
     | AttemptPrepared
     | AttemptTaken
@@ -306,7 +302,21 @@ Event: TypeAlias = (
     | HookNotRestored
     | ResultWritten
     | ResultFailed
+)
+"""Of the submission and its attempts."""
+
+Noted: TypeAlias = (
+    ProcessEnded
+    | StreamClosed
+    | LabelNoted
+    | DrillNoted
+    | ConfigWritten
+    | ConfigTaken
+    | ConfigFailed
+    | SuspendRequested
     | ReleaseEnded
     | events.DeadlineReached
-    | StorageOutcome
 )
+"""Happened around the job, and nobody waits for an answer; a suspension answers its ticket when it is done."""
+
+Event: TypeAlias = Call | LifecycleEvent | CheckpointOutcome | Noted

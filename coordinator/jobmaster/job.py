@@ -75,6 +75,10 @@ class JobSetup(msgspec.Struct, frozen=True):
     restarts: int = 0
     completed: tuple[CompletedCheckpoint, ...] = ()
     aborted: tuple[int, ...] = ()
+    erasing: int = 0
+    """Newest id at whose cut a key was to be erased, completed or not; 0 for none: no increment builds on an older one."""
+    erased: int = 0
+    """Newest completed one of these, which can be read; 0 for none: older ones go."""
     begins: bool = False
     """The submission was made under this epoch: it had no leader before."""
     reconcile: bool = False

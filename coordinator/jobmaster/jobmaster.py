@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -138,6 +139,7 @@ class JobMaster:
             completed=_completed_checkpoints(setup),
             next_checkpoint_id=setup.next_checkpoint_id,
             config=setup.config_in_force,
+            newest_erasure=setup.erasing,
         )
         self.settings = RunningSettings(setup.graph.config, setup.config_in_force, setup.last_config)
         self.slot_pool = SlotPool(setup, rng, self._turn)
@@ -220,6 +222,8 @@ class JobMaster:
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
         self.standbys.wait(event.ticket, event.message)
+        for slot in self.standbys.ended(event.message):
+            self._process_ended(job_events.ProcessEnded(slot.index, slot.session))
         return LATER
 
     def _process_ended(self, event: job_events.ProcessEnded) -> None:
@@ -247,31 +251,51 @@ class JobMaster:
         )
 
     def _dispatch(self, event: Event) -> None:
+        if isinstance(event, job_events.Call):
+            self._call(event.ticket, partial(self._answer, event))
+        elif isinstance(event, job_events.LifecycleEvent):
+            self._lifecycle_event(event)
+        elif isinstance(event, job_events.CheckpointOutcome):
+            self._pass_on(event)
+        else:
+            self._note(event)
+
+    def _answer(self, event: job_events.Call) -> Any:
+        """The answer to a call, or LATER. Raises what it is refused with."""
         match event:
             case job_events.AckBatchReceived():
-                self._call(event.ticket, lambda: self._acks(event))
+                return self._acks(event)
             case job_events.RegistrationReceived():
-                self._call(event.ticket, lambda: self._register(event))
+                return self._register(event)
             case job_events.StandbyReceived():
-                self._call(event.ticket, lambda: self._stand_by(event))
+                return self._stand_by(event)
+            case job_events.StatesReceived():
+                return self._states(event)
+            case job_events.HeartbeatReceived():
+                return self._heartbeat(event)
+            case job_events.QuestionAsked():
+                return self._ask_worker(event)
+            case job_events.AnswerReceived():
+                return self._worker_answered(event)
+            case job_events.StreamOpened():
+                return self._open_stream(event)
+            case job_events.SnapshotRequested():
+                return self._request(event)
+            case job_events.SettingsRequested():
+                return self._change_settings(event)
+            case job_events.CancelRequested():
+                return self._cancel()
+            case job_events.DriverLeft():
+                return self._leave(event)
+            case _:
+                assert_never(event)
+
+    def _note(self, event: job_events.Noted) -> None:
+        match event:
             case job_events.ProcessEnded():
                 self._process_ended(event)
-            case job_events.StatesReceived():
-                self._call(event.ticket, lambda: self._states(event))
-            case job_events.HeartbeatReceived():
-                self._call(event.ticket, lambda: self._heartbeat(event))
-            case job_events.QuestionAsked():
-                self._call(event.ticket, lambda: self._ask_worker(event))
-            case job_events.AnswerReceived():
-                self._call(event.ticket, lambda: self._worker_answered(event))
-            case job_events.StreamOpened():
-                self._call(event.ticket, lambda: self._open_stream(event))
             case job_events.StreamClosed():
                 self.slot_pool.close_stream(event.slot, event.session, event.stream)
-            case job_events.SnapshotRequested():
-                self._call(event.ticket, lambda: self._request(event))
-            case job_events.SettingsRequested():
-                self._call(event.ticket, lambda: self._change_settings(event))
             case job_events.ConfigWritten() | job_events.ConfigTaken() | job_events.ConfigFailed():
                 self._settings_outcome(event)
             case job_events.LabelNoted():
@@ -279,10 +303,6 @@ class JobMaster:
                 self._pass_on(events.LabelsChanged(event.checkpoint_id, event.labelled))
             case job_events.DrillNoted():
                 self._turn.notes.append(DrillEnded(event.drill.facts()))
-            case job_events.CancelRequested():
-                self._call(event.ticket, self._cancel)
-            case job_events.DriverLeft():
-                self._call(event.ticket, lambda: self._leave(event))
             case job_events.SuspendRequested():
                 self.lifecycle.suspend(event.ticket, event.reason)
             case job_events.ReleaseEnded():
@@ -292,43 +312,10 @@ class JobMaster:
                 self._pass_on(event)
                 for slot in self.slot_pool.expire():
                     self.lifecycle.lose(slot, f"WorkerLost: nothing was heard from the worker in slot {slot.index}")
-            case (
-                job_events.JobStarted()
-                | job_events.LeadershipEnded()
-                | job_events.AttemptPrepared()
-                | job_events.AttemptTaken()
-                | job_events.AttemptDelayed()
-                | job_events.AttemptImpossible()
-                | job_events.HookRestored()
-                | job_events.HookNotRestored()
-                | job_events.ResultWritten()
-                | job_events.ResultFailed()
-            ):
-                self._lifecycle_event(event)
-            case events.MetadataWritten() | events.MetadataLost() | events.MetadataAmbiguous() | events.MetadataFailed():
-                self._pass_on(event)
-            case events.ClaimWritten() | events.ClaimTaken() | events.ClaimFailed() | events.HookAnswered() | events.HookFailed():
-                self._pass_on(event)
-            case events.CheckpointDropped() | events.CheckpointKept() | events.DropFailed():
-                self._pass_on(event)
-            case events.AbortWritten() | events.AbortLost() | events.AbortFailed():
-                self._pass_on(event)
             case _:
                 assert_never(event)
 
-    def _lifecycle_event(
-        self,
-        event: job_events.JobStarted
-        | job_events.LeadershipEnded
-        | job_events.AttemptPrepared
-        | job_events.AttemptTaken
-        | job_events.AttemptDelayed
-        | job_events.AttemptImpossible
-        | job_events.HookRestored
-        | job_events.HookNotRestored
-        | job_events.ResultWritten
-        | job_events.ResultFailed,
-    ) -> None:
+    def _lifecycle_event(self, event: job_events.LifecycleEvent) -> None:
         match event:
             case job_events.JobStarted():
                 self.lifecycle.start()
@@ -697,6 +684,7 @@ def _completed_checkpoints(setup: JobSetup) -> CompletedCheckpointStore:
         restored_id=setup.base.checkpoint_id if setup.base is not None else 0,
         increment_base=_increment_base(setup),
         first_checkpoint_id=setup.first_checkpoint_id,
+        erased_below=setup.erased,
     )
 
 

@@ -95,7 +95,7 @@ class Questions:
         if asked is None or (asked.id, asked.session) != (answer.question, answer.session):
             raise FencedError(f"question {answer.question!r} of slot {index} is over", slot=index, session=answer.session)
         del self._asked[index]
-        if asked.kind is not QuestionKind.LOG and asked.attempt != answer.attempt:
+        if asked.kind is QuestionKind.STACKS and asked.attempt != answer.attempt:
             text = f"was asked about attempt {asked.attempt}, and runs {answer.attempt}"
             self._refuse(asked, self._silent(index, text))
             raise FencedError(f"the worker in slot {index} {text}", attempt=asked.attempt)
@@ -116,7 +116,7 @@ class Questions:
     def _over(self, index: int, asked: _Asked, attempt: int) -> HoldfastError | None:
         if self._slots.slots[index].session != asked.session:
             return self._silent(index, "is gone, or has registered again, before it answered")
-        if asked.kind is not QuestionKind.LOG and asked.attempt != attempt:
+        if asked.kind is QuestionKind.STACKS and asked.attempt != attempt:
             return self._silent(index, f"was asked about attempt {asked.attempt}, and attempt {attempt} has begun")
         if self._turn.now_ms >= asked.deadline_ms:
             return self._silent(index, "did not answer in time")

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.barriers.authentication import is_data_address, is_data_key
 from holdfast.barriers.launches import is_launched
 from holdfast.barriers.messages import (
     INT_MAX,
@@ -31,6 +30,7 @@ from holdfast.barriers.messages import (
     clip,
     has_control_characters,
 )
+from holdfast.barriers.transport.authentication import is_data_address, is_data_key
 from holdfast.coordinator.jobmaster.actions import Action, CloseStream, Deliver
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import Turn
@@ -274,7 +274,7 @@ class SlotPool:
         if message.data_address and not is_data_address(message.data_address):
             raise ProtocolError(f"slot {slot}: the data_address of a worker is tcp://<host>:<port>", slot=slot)
         self._check_data_key(message)
-        for name in ("nonce", "data_address", "fingerprint"):
+        for name in ("nonce", "data_address", "fingerprint", "sight"):
             text: str = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"slot {slot}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=slot)

@@ -1,10 +1,11 @@
 """CORE, part of the job master: workers that stand by, and which slot each is given.
 
 A worker waits in its seat, which is where its launcher started it, until it is ordered to register for a slot. It may be given one
-whose process is gone: the lease ran out, or the coordinator saw the process end. Never one that a process holds, except by a later
-worker of the same seat, which supersedes its predecessor as ever. An order is no more than permission: registration decides
-(slots.py), with numbers above those of the dead process and below those of any successor that the launcher starts in the slot's own
-seat, so that whichever of the two is first has the slot, and the other one is refused.
+whose process is gone: the lease ran out, or the process was seen to have ended, by the coordinator or by a worker that stands by
+and sees the same processes (`sight`). Never one that a process holds, except by a later worker of the same seat, which supersedes
+its predecessor as ever. An order is no more than permission: registration decides (slots.py), with numbers above those of the dead
+process and below those of any successor that the launcher starts in the slot's own seat, so that whichever of the two is first has
+the slot, and the other one is refused.
 
 Nothing is stored. A new leader learns of workers in slots by their registrations, and of those that stand by when they ask again.
 It knows nothing of attempts."""
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from holdfast.barriers.launches import is_launched, launch_token
 from holdfast.barriers.messages import (
     INT_MAX,
+    LOOKS_MAX,
     TEXT_BYTES_MAX,
+    ProcessLook,
     RegisterWorker,
     ShutdownWorker,
     StandBy,
@@ -102,10 +105,19 @@ class Standbys:
             raise AuthenticationError(f"seat {seat}: the process is not the worker {message.spawn} that the launcher started there")
         if not 0 <= message.pid <= PID_MAX or not 0 <= message.task_attempt < INT_MAX:
             raise ProtocolError(f"seat {seat}: the pid or the task attempt of a worker is out of bounds", slot=seat)
-        for name in ("nonce", "fingerprint"):
+        for name in ("nonce", "fingerprint", "sight"):
             text = getattr(message, name)
             if len(text) > TEXT_BYTES_MAX or not (text.isascii() and text.isprintable()):
                 raise ProtocolError(f"seat {seat}: the {name} of a worker is at most {TEXT_BYTES_MAX} ASCII characters", slot=seat)
+
+    def ended(self, message: StandBy) -> list[Slot]:
+        """Slots of the processes that have ended, as a worker tells that would see it. Their streams are closed."""
+        found = []
+        for slot in self._slots.slots if message.ended and message.sight else ():
+            holder = slot.holder
+            if holder is not None and slot.lost_at_ms is not None and holder.sight == message.sight:
+                found += [slot] if holder.fingerprint in message.ended and holder.fingerprint else []
+        return found
 
     # -------------------------------------------------------------------------------------------------------- decisions
 
@@ -195,13 +207,24 @@ class Standbys:
         now_ms = self._turn.now_ms
         missing: dict[str, Slot] = {}
         if self._slots.has_closed and self.is_ready:
-            missing = {slot.session: slot for slot in self._slots.slots if slot.is_near and slot.lost_at_ms is not None}
-            self._slots.has_closed = bool(missing)
+            lost = [slot for slot in self._slots.slots if slot.lost_at_ms is not None]
+            self._slots.has_closed = bool(lost)
+            missing = {slot.session: slot for slot in lost if slot.is_near}
+            self._ask_to_look([slot.holder for slot in lost if slot.holder is not None and not slot.is_near])
         self._looks = {session: due_ms for session, due_ms in self._looks.items() if session in missing}
         for session, slot in missing.items():
             if slot.holder is not None and self._looks.get(session, now_ms) <= now_ms:
                 self._looks[session] = now_ms + LOOK_MS
                 self._turn.out.append(LookForProcess(slot.index, session, slot.holder.pid, slot.holder.fingerprint))
+
+    def _ask_to_look(self, lost: list[RegisterWorker]) -> None:
+        """Ask workers that stand by where the coordinator does not see the process: one for each sight, which asks again."""
+        for sight in sorted({holder.sight for holder in lost if holder.sight and holder.fingerprint}):
+            ready = (each for _, each in sorted(self._waiting.items()) if each.ticket is not None and each.message.sight == sight)
+            waiting = next(ready, None)
+            if waiting is not None:
+                looks = tuple(ProcessLook(each.pid, each.fingerprint) for each in lost if each.sight == sight)
+                self._answer(waiting, StandbyOrder(self._setup.epoch, looks=looks[:LOOKS_MAX]))
 
     @property
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, assert_never
 
-from holdfast.barriers.sinklog import ROOT_FOLDER
+from holdfast.barriers.sinks.log import ROOT_FOLDER
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, Decision, RecordedCheckpoint, RecordedJob, Unreadable
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.statebackends.errors import CorruptStateError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from holdfast.barriers.sinkreading import find_replaced
+from holdfast.barriers.sinks.reading import find_replaced
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob
 from holdfast.coordinator.ha.records import is_job_id

@@ -89,14 +89,17 @@ class LabelList(msgspec.Struct, frozen=True):
     """Ids that had labels, and were deleted since."""
 
 
-OWN_LABEL = re.compile(r"forgetting[0-9a-f]{16}")
+FORGETTING_LABEL = re.compile(r"forgetting[0-9a-f]{16}")
 """What keeps a checkpoint while it is looked at for a key that was to be forgotten. One that is left over is removed by the next
 call, so nobody else may give such a label."""
+
+DRILLING_LABEL = re.compile(r"drilling[0-9a-f]{16}")
+"""What keeps a checkpoint while it is drilled; likewise."""
 
 
 def check_users_label(label: str) -> str:
     """The label. Raises InvalidConfigError for one that is none, or that Holdfast gives and removes itself."""
-    if OWN_LABEL.fullmatch(label) is not None:
+    if FORGETTING_LABEL.fullmatch(label) is not None or DRILLING_LABEL.fullmatch(label) is not None:
         text = f"the label {label!r} is of a form that Holdfast gives and removes itself: choose another one"
         raise InvalidConfigError(text, setting="label")
     return check_label(label)

@@ -10,9 +10,9 @@ import re
 
 import msgspec
 
-from holdfast.barriers.guarantee import WRITER_KIND
+from holdfast.barriers.exchange.guarantee import WRITER_KIND
 from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, JobGraph, OperatorDescription, Submission
-from holdfast.barriers.sinklog import COMMITTER_SUFFIX, MUTED_PROPERTY
+from holdfast.barriers.sinks.log import COMMITTER_SUFFIX, MUTED_PROPERTY
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import derive_job_id
 from holdfast.coordinator.ha.store import read_job

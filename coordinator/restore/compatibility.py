@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, loose_vertices
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, describe_guarantee, loose_vertices
 from holdfast.barriers.jobgraph import JobGraph, JobVertex, OperatorDescription
-from holdfast.barriers.sinklog import MUTED_PROPERTY, PLACE_PROPERTY
+from holdfast.barriers.sinks.log import MUTED_PROPERTY, PLACE_PROPERTY
 from holdfast.coordinator.restore.assign import stored_lists
 from holdfast.coordinator.restore.branches import find_left
 from holdfast.coordinator.restore.in_flight import check_in_flight

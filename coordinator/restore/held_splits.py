@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from holdfast.barriers.exchange.split_entries import ENUMERATOR_KIND, find_split_id
 from holdfast.barriers.jobgraph import JobGraph
-from holdfast.barriers.split_entries import ENUMERATOR_KIND, find_split_id
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import InvalidSplitError
 from holdfast.statebackends.handles import InlineHandle, OperatorState

@@ -2,7 +2,7 @@
 
 The consumer restores both ends of a channel, so that producers' queues begin empty. What each consumer gets is decided edge by
 edge, whatever state its operators have. Nothing is opened here: of a piece whose rows belong to several consumers each one gets all
-of it, and leaves out the rows of others (`barriers/restored.py`)."""
+of it, and leaves out the rows of others (`barriers/exchange/restored.py`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.barriers.exchange.wiring import name_edges
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, JobVertex, Partitioning
 from holdfast.barriers.messages import InFlightRestore, RestoredChannel, RestoredPiece, SubtaskKey
-from holdfast.barriers.wiring import name_edges
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InFlightStateError, InvalidConfigError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, InlineHandle, StateHandle

@@ -5,7 +5,7 @@ They only read: a submission that can't run leaves the job as it was. What is fo
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -312,6 +312,12 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         restarts=attempt.restarts if attempt is not None and same else 0,
         completed=tuple(_completed(entry) for entry in job.with_fact(CheckpointFact.COMPLETED)),
         aborted=tuple(entry.checkpoint_id for entry in job.with_fact(CheckpointFact.ABORTED)),
+        erasing=_newest_erasure(job.checkpoints.values()),
+        erased=_newest_erasure(
+            each
+            for each in job.with_fact(CheckpointFact.COMPLETED)
+            if isinstance(each.decision, Completed) and each.checkpoint_id not in job.given
+        ),
         begins=record.epoch == epoch,
         reconcile=same,
         fail_over=same and derive_abandoned_stop(job, record),
@@ -330,6 +336,10 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         last_config=job.last_config,
         branch_of=parent_of(record.submission),
     )
+
+
+def _newest_erasure(entries: Iterable[RecordedCheckpoint]) -> int:
+    return max((each.checkpoint_id for each in entries if each.claim is not None and each.claim.erases), default=0)
 
 
 def _has_progressed(job: RecordedJob, attempt: int) -> bool:

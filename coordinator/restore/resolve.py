@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.sinklog import DISCARDS_PROPERTY
+from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.ha.recorded_job import (
     CheckpointFact,
     RecordedCheckpoint,

@@ -15,7 +15,7 @@ from typing import assert_never
 import msgspec
 
 from holdfast.barriers.jobgraph import JobGraph, OperatorDescription, SinkMode, Submission
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     COMMITTABLES,
     COMMITTER_SUFFIX,
     FORK_PROPERTY,

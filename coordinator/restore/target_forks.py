@@ -7,8 +7,8 @@ what is committed there is read off the staged files, which are deleted when the
 from __future__ import annotations
 
 from holdfast.barriers.jobgraph import OperatorDescription, SinkMode, Submission
-from holdfast.barriers.sinklog import PLACE_PROPERTY, PendingCheckpoint, SinkFork
-from holdfast.barriers.stagedsink import STAGED_CHECKPOINTS, StagedCheckpoint, StagedState, decode_staged_state
+from holdfast.barriers.sinks.log import PLACE_PROPERTY, PendingCheckpoint, SinkFork
+from holdfast.barriers.sinks.staged import STAGED_CHECKPOINTS, StagedCheckpoint, StagedState, decode_staged_state
 from holdfast.coordinator.ha.recorded_job import RecordedJob, derive_latest
 from holdfast.coordinator.ha.records import RestorePoint, is_job_id
 from holdfast.coordinator.ha.snapshots import load_snapshot, read_lists

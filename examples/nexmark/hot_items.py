@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import holdfast as hf
 from holdfast.api.nexmark.events import count_of, source
-from holdfast.operators.sinks.parquet import read_committed
+from holdfast.operators.sinks.files.parquet import read_committed
 
 COLUMNS = ("auction", "dateTime")
 ANSWER = """

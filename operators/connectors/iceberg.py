@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.operators.connectors.extras import import_extra
-from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, InvalidConfigError
 from holdfast.statebackends.secrets import Secret, check_settings, resolve
 

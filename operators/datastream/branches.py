@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from holdfast.operators.datastream.graph import StreamGraph, StreamNode, sinks_by_uid
 from holdfast.operators.sinks.connector import Sink
-from holdfast.operators.sinks.parquet import FileSink
+from holdfast.operators.sinks.files.parquet import FileSink
 from holdfast.operators.sinks.simple import Blackhole, CollectSink, MutedSink, PrintSink
 from holdfast.statebackends.errors import InvalidConfigError
 

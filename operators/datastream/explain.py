@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee, is_loose
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, describe_guarantee, is_loose
+from holdfast.barriers.exchange.wiring import consumers_of, producers_of
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
-from holdfast.barriers.sinklog import COMMITTER_SUFFIX
-from holdfast.barriers.wiring import consumers_of, producers_of
+from holdfast.barriers.sinks.log import COMMITTER_SUFFIX
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.graph import LinkReasons, StreamEdge, StreamGraph, StreamNode
 from holdfast.operators.datastream.overtaking import DEALT_OUT_AGAIN, find_bans

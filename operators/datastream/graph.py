@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.barriers.guarantee import COMMITTER_KIND
+from holdfast.barriers.exchange.guarantee import COMMITTER_KIND
+from holdfast.barriers.exchange.partition import Combining, SubtaskFunction
+from holdfast.barriers.exchange.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning, check_job_name
-from holdfast.barriers.partition import Combining, SubtaskFunction
-from holdfast.barriers.sinklog import COMMITTER_SUFFIX, DISCARDS_PROPERTY, MUTED_PROPERTY, PLACE_PROPERTY
-from holdfast.barriers.split_entries import ENUMERATOR_KIND
+from holdfast.barriers.sinks.log import COMMITTER_SUFFIX, DISCARDS_PROPERTY, MUTED_PROPERTY, PLACE_PROPERTY
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.operators.base import JobPlan, Operator, Source
 from holdfast.operators.datastream.overtaking import with_overtakable_edges

@@ -11,9 +11,9 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.barriers.guarantee import COMMITTER_KIND
+from holdfast.barriers.exchange.guarantee import COMMITTER_KIND
+from holdfast.barriers.exchange.split_entries import ENUMERATOR_KIND
 from holdfast.barriers.jobgraph import JobEdge, JobGraph, Partitioning
-from holdfast.barriers.split_entries import ENUMERATOR_KIND
 from holdfast.operators.base import JobPlan
 from holdfast.statebackends.snapshot.in_flight import OVERTAKABLE
 from holdfast.statebackends.snapshot.pieces import TIMESTAMPS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, describe_guarantee
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, describe_guarantee
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.statebackends.errors import GraphError
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch, Element, ElementEvent, Watermark
-from holdfast.barriers.partition import ROWS_METADATA
+from holdfast.barriers.exchange.partition import ROWS_METADATA
 from holdfast.operators.base import OperatorContext
 from holdfast.operators.functions.aggregates import state_columns
 from holdfast.operators.functions.selectors import Selector

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.partition import Combining
+from holdfast.barriers.exchange.partition import Combining
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields
 from holdfast.operators.functions.combining import combining_of, count_records, fold

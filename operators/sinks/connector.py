@@ -19,7 +19,7 @@ from holdfast.operators.base import CallThread, Operator, OperatorContext, Outpu
 from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.sinks.calls import TRIES, CallPort, call_flow, close_on, pause_flow
 from holdfast.operators.sinks.committing import TwoPhaseCommitter
-from holdfast.operators.sinks.writer import COMMITTABLE_SCHEMA
+from holdfast.operators.sinks.files.writer import COMMITTABLE_SCHEMA
 from holdfast.statebackends.decoding import UNDECODABLE, decode_msgpack
 from holdfast.statebackends.errors import (
     CorruptStateError,

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.split_entries import STATE_VERSION, EnumeratorEntry
+from holdfast.barriers.exchange.split_entries import STATE_VERSION, EnumeratorEntry
 from holdfast.operators.base import NEVER_MS, OperatorContext, Poll
 from holdfast.operators.sources.split_state import SplitCodec, check_split
 from holdfast.operators.sources.splits import AssignedSplit, EnumeratorContext, Source, SplitEnumerator, SplitT

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeAlias
 import msgspec
 import numpy as np
 
-from holdfast.barriers.split_entries import STATE_VERSION, EnumeratorEntry, SplitEntry
+from holdfast.barriers.exchange.split_entries import STATE_VERSION, EnumeratorEntry, SplitEntry
 from holdfast.operators.sources.splits import (
     SPLIT_ID_CHARACTERS_MAX,
     AssignedSplit,

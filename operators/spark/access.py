@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -96,6 +97,13 @@ def access_of(session: SparkSession) -> SparkAccess:
     return ConnectAccess(session) if is_connect(session) else ClassicAccess(session)
 
 
+def count_hosts(known: Sequence[str], driver: str) -> int:
+    """Hosts that run executors, at least 1. `known`: the host of each executor, and once, among them, the driver's own."""
+    hosts = Counter(known)
+    hosts[driver] -= 1
+    return max(1, sum(count > 0 for count in hosts.values()))
+
+
 class ClassicAccess:
     """Implements SparkAccess by the session's SparkContext."""
 
@@ -132,8 +140,7 @@ class ClassicAccess:
         if is_local(self.master):
             return 1
         known = self._context._jsc.sc().statusTracker().getExecutorInfos()
-        driver = self._context.getConf().get("spark.driver.host")
-        return max(1, len({str(each.host()) for each in known} - {str(driver)}))
+        return count_hosts([str(each.host()) for each in known], str(self._context.getConf().get("spark.driver.host")))
 
     @property
     def identity(self) -> Any:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from holdfast.barriers.sinklog import LogEntry, SinkPaths
-from holdfast.barriers.sinkreading import replaced_in
-from holdfast.operators.sinks.committed import FileRows, rows_of, shared
-from holdfast.operators.sinks.formats import format_of
-from holdfast.operators.sinks.parquet import declared_schema, only_sink, read_file, read_log
+from holdfast.barriers.sinks.log import LogEntry, SinkPaths
+from holdfast.barriers.sinks.reading import replaced_in
+from holdfast.operators.sinks.files.committed import FileRows, rows_of, shared
+from holdfast.operators.sinks.files.formats import format_of
+from holdfast.operators.sinks.files.parquet import declared_schema, only_sink, read_file, read_log
 from holdfast.operators.sources.hive import values_of, with_partition
 from holdfast.operators.sources.spark_checkpoint import place_of_spark
 from holdfast.statebackends.errors import (

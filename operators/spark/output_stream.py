@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.barriers.sinklog import LogEntry, SinkPaths
-from holdfast.barriers.sinkreading import read_log_flow
-from holdfast.operators.sinks.committed import admit, digest_of
+from holdfast.barriers.sinks.log import LogEntry, SinkPaths
+from holdfast.barriers.sinks.reading import read_log_flow
+from holdfast.operators.sinks.files.committed import admit, digest_of
 from holdfast.operators.spark.output_source import FORMAT, Output, OutputOptions, partitions_of, read_rows
 from holdfast.statebackends.errors import InvalidConfigError, SourceDataLostError
 from holdfast.statebackends.storage.port import run_flow

@@ -15,15 +15,15 @@ import pyarrow as pa
 import xxhash
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.sinklog import SinkPaths, StagedFile
+from holdfast.barriers.sinks.log import SinkPaths, StagedFile
 from holdfast.operators.base import Operator, OperatorContext, Output
-from holdfast.operators.sinks.committer import decode_committable
-from holdfast.operators.sinks.parquet import FileSink
-from holdfast.operators.sinks.query_batches import FOLDER, QueryBatches, QueryPaths
-from holdfast.operators.sinks.query_outputs import LogOutput, SinkPort, TargetOutput
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
-from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.sinks.files.committer import decode_committable
+from holdfast.operators.sinks.files.parquet import FileSink
+from holdfast.operators.sinks.queries.batches import FOLDER, QueryBatches, QueryPaths
+from holdfast.operators.sinks.queries.outputs import LogOutput, SinkPort, TargetOutput
+from holdfast.operators.sinks.targets.port import TargetPort
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.operators.sources.materialised import schema_text
 from holdfast.operators.sources.spark_checkpoint import METADATA_BYTES_MAX, place_of_spark, query_id_of
 from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, ObjectMissingError

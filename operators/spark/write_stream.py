@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from holdfast.barriers.sinklog import StagedFile
+from holdfast.barriers.sinks.log import StagedFile
 from holdfast.operators.base import Operator
 from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
 from holdfast.operators.spark.access import need_classic

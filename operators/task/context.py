@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from holdfast.barriers.alignment.valve import MultiInputValve
 from holdfast.barriers.messages import (
     AlignWatermarks,
     FinishTasks,
@@ -21,7 +22,6 @@ from holdfast.barriers.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
-from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import OperatorCounters, TimerService, UserCall
 from holdfast.statebackends.backend import KeyedStateBackend, OperatorStateBackend
 from holdfast.statebackends.errors import InvariantError, UndeclaredStateError

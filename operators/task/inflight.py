@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.barriers.alignment import AlignmentMetrics
+from holdfast.barriers.alignment.handler import AlignmentMetrics
+from holdfast.barriers.alignment.inflight import encode, held_bytes
 from holdfast.barriers.elements import Batch, Element
-from holdfast.barriers.inflight import encode, held_bytes
+from holdfast.barriers.exchange.wiring import derive_inputs, name_edges
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import derive_inputs, name_edges
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import ChannelPiece, ChannelState
 from holdfast.statebackends.snapshot.in_flight import EdgeName
@@ -125,7 +125,8 @@ class InFlight:
 
     def flow(self, target: SnapshotTarget) -> Flow[tuple[ChannelState, ...]]:
         """Pool thread: encode and write all of it, in one file where it is not large."""
-        writer = PartsWriter(msgspec.structs.replace(target, pack_threshold=FILE_BYTES_MAX))
+        # Beside it the state of the operator merges its tables, with the same target.
+        writer = PartsWriter(msgspec.structs.replace(target, pack_threshold=FILE_BYTES_MAX), pack_name="inflight-pack")
         written: list[tuple[EdgeLog, WrittenPart, tuple[ChannelPiece, ...]]] = []
         for log in (*self._inputs, *self._outputs):
             data, pieces = encode_log(log)

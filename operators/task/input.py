@@ -25,8 +25,9 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from holdfast.barriers.alignment import AbortCheckpoint, InFlightCollected, TriggerSnapshot
-from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.alignment.gate import BarrierOutput, Delivered, GateOutput
+from holdfast.barriers.alignment.handler import AbortCheckpoint, InFlightCollected, TriggerSnapshot
+from holdfast.barriers.alignment.valve import MultiInputValve
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -40,9 +41,8 @@ from holdfast.barriers.elements import (
     Watermark,
     WatermarkStatus,
 )
-from holdfast.barriers.gate import BarrierOutput, Delivered, GateOutput
+from holdfast.barriers.exchange.credits import ReceiverCredit
 from holdfast.barriers.latency import LatencyStats
-from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import NEVER_MS
 from holdfast.operators.task.chain import OperatorChain, ResultPort, overrides
 from holdfast.operators.task.context import Clock

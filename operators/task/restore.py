@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from holdfast.barriers.alignment.gate import InputGate
 from holdfast.barriers.elements import Element
-from holdfast.barriers.gate import InputGate
-from holdfast.barriers.guarantee import behind_loose
+from holdfast.barriers.exchange.guarantee import behind_loose
 from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
 from holdfast.barriers.messages import Deployment, SubtaskDeployment
 from holdfast.operators.task.chain import ChainNode, OperatorChain

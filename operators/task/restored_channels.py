@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.barriers.alignment.inflight import decode
 from holdfast.barriers.elements import Batch, Element
-from holdfast.barriers.inflight import decode
+from holdfast.barriers.exchange.partition import ROWS_METADATA, KeySelector
+from holdfast.barriers.exchange.restored import KeyGroupFilter, restored_elements
+from holdfast.barriers.exchange.wiring import derive_inputs
 from holdfast.barriers.jobgraph import JobEdge, JobGraph
 from holdfast.barriers.messages import Deployment, InFlightRestore, RestoredChannel, RestoredPiece, SubtaskDeployment
-from holdfast.barriers.partition import ROWS_METADATA, KeySelector
-from holdfast.barriers.restored import KeyGroupFilter, restored_elements
-from holdfast.barriers.wiring import derive_inputs
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import FileHandle
 from holdfast.statebackends.layout import part_path

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.barriers.alignment import AbortedIds, AlignmentMetrics
+from holdfast.barriers.alignment.handler import AbortedIds, AlignmentMetrics
 from holdfast.barriers.elements import CancelMarker, CheckpointBarrier, Element
 from holdfast.barriers.erasure import Erasure
 from holdfast.barriers.messages import (

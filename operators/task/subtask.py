@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from msgspec import UNSET
 
-from holdfast.barriers.alignment import AbortCheckpoint, AlignmentMetrics, InFlightCollected, TriggerSnapshot
+from holdfast.barriers.alignment.gate import BarrierOutput
+from holdfast.barriers.alignment.handler import AbortCheckpoint, AlignmentMetrics, InFlightCollected, TriggerSnapshot
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -20,7 +21,6 @@ from holdfast.barriers.elements import (
     EndOfPartition,
     LatencyMarker,
 )
-from holdfast.barriers.gate import BarrierOutput
 from holdfast.barriers.messages import (
     INT_MAX,
     TRACEBACK_BYTES_MAX,

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import QuestionKind, WorkerAnswer, WorkerQuestion
 from holdfast.operators.worker.kept_log import KeptLog
+from holdfast.operators.worker.kept_output import KeptOutput
 from holdfast.operators.worker.session_events import AnswerQuestion
 from holdfast.operators.worker.stacks import StackSampler
 
@@ -16,10 +17,11 @@ QUESTIONS = tuple(kind.value for kind in QuestionKind)
 class Answering:
     """What a worker says about itself. The control thread alone uses it."""
 
-    def __init__(self, slot: int, sampler: StackSampler, log: KeptLog) -> None:
+    def __init__(self, slot: int, sampler: StackSampler, log: KeptLog, output: KeptOutput) -> None:
         self._slot = slot
         self._sampler = sampler
         self._log = log
+        self._output = output
 
     def sample(self, question: WorkerQuestion) -> None:
         """Look at the stacks once more, or for the first time."""
@@ -39,5 +41,7 @@ class Answering:
                 return replace(answer, samples=samples, sampled_ms=sampled_ms, code=code, stacks=stacks, left_out=left_out)
             case QuestionKind.LOG:
                 return replace(answer, log=self._log.read())
+            case QuestionKind.STDOUT:
+                return replace(answer, log=self._output.read())
             case _:
                 return replace(answer, known=False)

@@ -10,21 +10,21 @@ from typing import cast
 
 import cloudpickle
 
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import BarrierHandler
-from holdfast.barriers.channels import InputChannel, OutputGate, OutputSettings
-from holdfast.barriers.credits import ReceiverCredit
-from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import InputGate
+from holdfast.barriers.alignment.handler import BarrierHandler
+from holdfast.barriers.alignment.tracker import BarrierTracker
+from holdfast.barriers.alignment.valve import MultiInputValve
 from holdfast.barriers.elements import Batch, CheckpointBarrier, ElementEvent, LatencyMarker, may_overtake, overtakes_at_ms
-from holdfast.barriers.frames import ChannelId
-from holdfast.barriers.gate import InputGate
-from holdfast.barriers.guarantee import AT_LEAST_ONCE, stays_aligned
+from holdfast.barriers.exchange.channels import InputChannel, OutputGate, OutputSettings
+from holdfast.barriers.exchange.credits import ReceiverCredit
+from holdfast.barriers.exchange.debloat import ChannelBudget, DebloatSettings
+from holdfast.barriers.exchange.frames import ChannelId
+from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE, stays_aligned
+from holdfast.barriers.exchange.partition import Combiner, EdgeTarget, KeySelector, Partitioner, partitioner_of
+from holdfast.barriers.exchange.wiring import InputPlan, OutputPlan, derive_inputs, derive_outputs
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
-from holdfast.barriers.partition import Combiner, EdgeTarget, KeySelector, Partitioner, partitioner_of
-from holdfast.barriers.tracker import BarrierTracker
-from holdfast.barriers.valve import MultiInputValve
-from holdfast.barriers.wiring import InputPlan, OutputPlan, derive_inputs, derive_outputs
 from holdfast.operators.base import JobPlan, Operator
 from holdfast.operators.functions.event_time.timestamps import TimestampsOperator
 from holdfast.operators.sources.split_source import SplitSource

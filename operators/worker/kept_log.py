@@ -2,7 +2,7 @@
 
 Every record that a logger lets through is kept, whoever writes it: functions, libraries, Holdfast. They are taken where records are
 made, and not by a handler: one would silence Python's own output of warnings, and `logging.basicConfig` of the user's program.
-Secrets that this process has resolved, and its tokens, are not shown. What is written to standard output passes by."""
+Secrets that this process has resolved, and its tokens, are not shown. What is printed is kept by `kept_output.py`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
-from holdfast.barriers.admission import AttemptPeers, Peer
 from holdfast.barriers.elements import CheckpointBarrier
-from holdfast.barriers.frames import Frame
+from holdfast.barriers.exchange.frames import Frame
+from holdfast.barriers.exchange.wiring import derive_channels, derive_peers
 from holdfast.barriers.messages import (
     AlignWatermarks,
     CancelTasks,
@@ -29,8 +29,8 @@ from holdfast.barriers.messages import (
     WorkerCommand,
     clip,
 )
-from holdfast.barriers.transport import PeerLost, Received, Transport
-from holdfast.barriers.wiring import derive_channels, derive_peers
+from holdfast.barriers.transport.admission import AttemptPeers, Peer
+from holdfast.barriers.transport.port import PeerLost, Received, Transport
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, SplitsRequested
 from holdfast.operators.task.subtask import TERMINAL, Report
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring

@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.barriers.messages import ShutdownWorker, StandbyOrder
-from holdfast.barriers.socketfolder import make_socket_folder
-from holdfast.barriers.transport import Transport
-from holdfast.barriers.zmq_transport import CurveKeys, ZmqTransport
+from holdfast.barriers.processes import sight
+from holdfast.barriers.transport.port import Transport
+from holdfast.barriers.transport.socketfolder import make_socket_folder
+from holdfast.barriers.transport.zmq_transport import CurveKeys, ZmqTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.functions.context import LOGGER
 from holdfast.operators.pickling import dumps_by_value
@@ -36,6 +37,7 @@ from holdfast.operators.worker.answers import QUESTIONS, Answering
 from holdfast.operators.worker.deploy import SubtaskBuilder, WorkerPorts
 from holdfast.operators.worker.gateway import CoordinatorAddress, Gateway
 from holdfast.operators.worker.kept_log import keeping_log
+from holdfast.operators.worker.kept_output import keeping_output
 from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.loop import Worker
 from holdfast.operators.worker.session_events import WorkerIdentity
@@ -245,8 +247,10 @@ def _run(spec: WorkerSpec, parent: int, opened: contextlib.ExitStack) -> Shutdow
 def _gateway(
     identity: WorkerIdentity, address: CoordinatorAddress, clock: SystemClock, worker: Worker, opened: contextlib.ExitStack
 ) -> Gateway:
-    """The way to the coordinator, also for its questions about this thread, which is the loop's, and about the log from here on."""
-    log = opened.enter_context(keeping_log((address.token or "", identity.launch_token)))
+    """The way to the coordinator, also for its questions about this thread, which is the loop's, and about the log and the standard
+    output from here on."""
+    secrets = (address.token or "", identity.launch_token)
+    log, output = opened.enter_context(keeping_log(secrets)), opened.enter_context(keeping_output(secrets))
     native_id = threading.get_native_id()
     sampler = StackSampler(threading.get_ident(), lambda: worker.working_for, loop_native_id=native_id)
     gateway = Gateway(
@@ -256,7 +260,7 @@ def _gateway(
         deliver=worker.post,
         metrics=worker.metrics_of,
         frames_refused=lambda: worker.frames_refused,
-        answering=Answering(identity.slot, sampler, log),
+        answering=Answering(identity.slot, sampler, log, output),
     )
     opened.callback(gateway.close)
     return gateway
@@ -295,6 +299,7 @@ def _identity(spec: WorkerSpec, nonce: str, host: str, directory_nonce: str, tra
         questions=QUESTIONS,
         seat=spec.seat,
         seat_spawn=spec.seat_spawn,
+        sight=sight(),
     )
 
 

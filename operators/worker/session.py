@@ -274,6 +274,7 @@ class Session:
             questions=identity.questions,
             seat=identity.seat,
             seat_spawn=identity.seat_spawn,
+            sight=identity.sight,
         )
         self.state = SessionState.REGISTERING
         self._registering = body

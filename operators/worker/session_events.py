@@ -59,6 +59,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     seat: int = -1
     """As in RegisterWorker."""
     seat_spawn: int = 0
+    sight: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------- events

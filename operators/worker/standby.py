@@ -11,12 +11,14 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.barriers.messages import ShutdownWorker, StandBy, StandbyOrder
-from holdfast.barriers.processes import fingerprint_of
+import msgspec
+
+from holdfast.barriers.messages import ProcessLook, ShutdownWorker, StandBy, StandbyOrder
+from holdfast.barriers.processes import AskProcess, fingerprint_of, has_ended, sight
 from holdfast.operators.worker.gateway import CoordinatorAddress, CoordinatorHttp, RefusedError, RejectedError
 from holdfast.operators.worker.session import BACKOFF_MIN_MS, refused_for_good
 from holdfast.operators.worker.session_events import BACKOFF_MAX_MS, refuse_registration
@@ -31,8 +33,20 @@ class Ask:
     delay_ms: int
 
 
-Step: TypeAlias = Ask | StandbyOrder | ShutdownWorker
-"""What comes next: ask, take the slot of the order, or leave."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look which of these processes have ended: every `LOOK_MS`, for `LOOKING_MS` or until one has."""
+
+    looks: tuple[ProcessLook, ...]
+
+
+Step: TypeAlias = Ask | Look | StandbyOrder | ShutdownWorker
+"""What comes next: ask, look for processes, take the slot of the order, or leave."""
+
+LOOK_MS = 10
+"""Time between two looks: a process closes its files some time before it has ended."""
+LOOKING_MS = 200
+"""How long it looks before it asks again, where it may be given another slot meanwhile."""
 
 
 class Waiting:
@@ -54,7 +68,13 @@ class Waiting:
         self.unreachable_since_ms, self._backoff_ms = None, BACKOFF_MIN_MS
         if order.shutdown is not None:
             return order.shutdown
-        return order if order.slot >= 0 else Ask(self._message, 0)
+        if order.slot >= 0:
+            return order
+        return Look(order.looks) if order.looks else Ask(self._message, 0)
+
+    def looked(self, ended: Sequence[str]) -> Ask:
+        """`ended`: fingerprints of the processes of a Look that have ended. Said once: if it gets lost, it is asked again."""
+        return Ask(msgspec.structs.replace(self._message, ended=tuple(ended)), 0)
 
     def unknown(self, now_ms: int) -> Step:
         """The coordinator answered 404: it does not know the job, or is too old to know of workers that stand by. Who has a slot
@@ -92,7 +112,9 @@ def await_order(
     waiting = Waiting(message, random.Random(), has_slot=has_slot)
     step: Step = waiting.begin()
     try:
-        while isinstance(step, Ask):
+        while isinstance(step, Ask | Look):
+            if isinstance(step, Look):
+                step = waiting.looked(look_for(step.looks))
             time.sleep(step.delay_ms / 1000)
             since_ms = waiting.unreachable_since_ms
             if is_orphan() or (since_ms is not None and _now_ms() - since_ms > lease_timeout_ms):
@@ -101,6 +123,16 @@ def await_order(
         return step
     finally:
         http.close()
+
+
+def look_for(looks: Sequence[ProcessLook], has_ended: AskProcess = has_ended) -> list[str]:
+    """Fingerprints of the processes that have ended, as soon as one has; none after LOOKING_MS."""
+    until_ms = _now_ms() + LOOKING_MS
+    while True:
+        ended = [look.fingerprint for look in looks if has_ended(look.pid, look.fingerprint)]
+        if ended or _now_ms() >= until_ms:
+            return ended
+        time.sleep(LOOK_MS / 1000)
 
 
 def _ask(http: CoordinatorHttp, waiting: Waiting, message: StandBy) -> Step:
@@ -125,8 +157,9 @@ def _ask(http: CoordinatorHttp, waiting: Waiting, message: StandBy) -> Step:
 def message_of(job_id: str, seat: int, submission: int, task_attempt: int, host: str, spawn: int, launch_token: str) -> StandBy:
     """The question of this process."""
     pid = os.getpid()
+    nonce = uuid.uuid4().hex[:16]
     return StandBy(
-        job_id, seat, submission, task_attempt, uuid.uuid4().hex[:16], pid, host, spawn, launch_token, fingerprint_of(pid)
+        job_id, seat, submission, task_attempt, nonce, pid, host, spawn, launch_token, fingerprint_of(pid), sight()
     )
 
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 
 from holdfast.barriers.processes import fingerprint_of as fingerprint_of
-from holdfast.barriers.socketfolder import is_own
+from holdfast.barriers.transport.socketfolder import is_own
 
 log = logging.getLogger("holdfast.workingfolders")
 

@@ -1,10 +1,10 @@
 """The backends `memory` and `filesystem`: keyed state as Python objects, in slots of keys, and in one CopyOnWriteStateTable for
 each namespace of a state.
 
-They decide where a checkpoint goes. `memory`, for small jobs and tests, puts all of it into the acknowledgement, so its size is
-bounded. `filesystem` writes files to checkpoint storage: whole tables, or increments (snapshot/increments.py). Savepoints of both
-are files. An empty namespace is forgotten once its state object is no longer in use. Source: Flink, HashMapStateBackend with its
-two checkpoint storages."""
+They decide where a checkpoint goes. `memory` writes whole tables, as they are in memory: small ones into the acknowledgement, whose
+size is bounded, and others into files of the checkpoint's own. `filesystem` writes compressed files: whole tables, or increments
+(snapshot/increments.py). Savepoints of both are files. An empty namespace is forgotten once its state object is no longer in use.
+Source: Flink, HashMapStateBackend with its two checkpoint storages."""
 
 from __future__ import annotations
 
@@ -241,21 +241,23 @@ def _merge(active: dict[Any, Any], keys: list[bytes], values: list[Any]) -> None
 
 
 class MemoryKeyedBackend(HeapKeyedBackend):
-    """Backend `memory`: checkpoints are inline, and fail with SnapshotTooLargeError above `snapshot_bytes_max`."""
+    """Backend `memory`: checkpoints are whole tables. Those below `inline_bytes` are inline; a checkpoint fails with
+    SnapshotTooLargeError where these have more than `snapshot_bytes_max` bytes together."""
 
-    def __init__(self, config: KeyedBackendConfig, *, snapshot_bytes_max: int) -> None:
+    def __init__(self, config: KeyedBackendConfig, *, inline_bytes: int, snapshot_bytes_max: int) -> None:
         super().__init__(config)
+        self._inline_bytes = inline_bytes
         self._snapshot_bytes_max = snapshot_bytes_max
 
     def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
-        return InlineSnapshot(sources, self._key_groups, self._admit)
+        return WholeSnapshot(sources, self._key_groups, self._inline_bytes, self._admit)
 
     def _admit(self, size: int) -> None:
         if size > self._snapshot_bytes_max:
             raise SnapshotTooLargeError(
-                f"operator {self._operator!r} subtask {self._subtask}: its snapshot is larger than the {self._snapshot_bytes_max} "
-                "bytes that the memory backend sends to the coordinator; raise memory_snapshot_bytes_max, or use the "
-                "filesystem or rocksdb backend",
+                f"operator {self._operator!r} subtask {self._subtask}: its small tables have more than the "
+                f"{self._snapshot_bytes_max} bytes that the memory backend sends to the coordinator; raise "
+                "memory_snapshot_bytes_max, or use the filesystem or rocksdb backend",
                 operator=self._operator,
                 subtask=self._subtask,
                 size=size,
@@ -263,17 +265,21 @@ class MemoryKeyedBackend(HeapKeyedBackend):
             )
 
 
-class InlineSnapshot(TablesSnapshot):
-    """Snapshot of the backend `memory`: all parts of a checkpoint inline; savepoints as usual."""
+class WholeSnapshot(TablesSnapshot):
+    """Snapshot of the backend `memory`: whole tables, uncompressed; savepoints as usual."""
 
-    def __init__(self, sources: list[ChangingSource], key_groups: KeyGroupRange, admit: Callable[[int], None]) -> None:
+    def __init__(
+        self, sources: list[ChangingSource], key_groups: KeyGroupRange, inline_bytes: int, admit: Callable[[int], None]
+    ) -> None:
         super().__init__(sources, key_groups)
+        self._inline_bytes = inline_bytes
         self._admit = admit
 
     def _write_whole(self, target: SnapshotTarget) -> Flow[KeyedStateHandle]:
         if target.canonical:
             return write_tables(self._sources, self._key_groups, target)
-        return write_tables(self._sources, self._key_groups, replace(target, inline_threshold=1 << 62), self._admit)
+        own = replace(target, inline_threshold=self._inline_bytes)
+        return write_tables(self._sources, self._key_groups, own, self._admit, compresses=False)
 
 
 class FilesystemKeyedBackend(HeapKeyedBackend):

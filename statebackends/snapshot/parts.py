@@ -482,10 +482,12 @@ def wrong_format(table_format: str, ends: FileEnds) -> str:
 class PartsWriter:
     """Writer of the parts of one operator's subtask at one barrier. Their names must differ; they are escaped for paths.
 
-    Of the writers of one target only one may merge parts into files."""
+    Of the writers of one target each that merges parts into files has names of its own for these."""
 
-    def __init__(self, target: SnapshotTarget) -> None:
+    def __init__(self, target: SnapshotTarget, *, pack_name: str = "pack") -> None:
+        """`pack_name`: how the names of merged files begin."""
         self._target = target
+        self._pack_name = pack_name
         self._waiting: list[_Waiting] = []
         self._held_bytes = 0
         self._packs = 0
@@ -535,7 +537,7 @@ class PartsWriter:
             path = self._path(first.name, is_shared=first.is_shared)
             return _upload(first.local_path, path, self._target) if first.data is None else _write(first.data, path, self._target)
         self._packs += 1
-        path = self._path(f"pack-{self._packs}", is_shared=first.is_shared)
+        path = self._path(f"{self._pack_name}-{self._packs}", is_shared=first.is_shared)
         return _write_pack([each.data for each in file if each.data is not None], path, self._target)
 
     def _path(self, name: str, *, is_shared: bool) -> str:

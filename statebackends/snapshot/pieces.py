@@ -1,6 +1,6 @@
 """A piece of in-flight data as Arrow knows it: one IPC stream of batches, in which an event is a batch without rows.
 
-What an event says, and what becomes of the rows, is for `barriers/inflight.py`, which writes pieces too."""
+What an event says, and what becomes of the rows, is for `barriers/alignment/inflight.py`, which writes pieces too."""
 
 from __future__ import annotations
 

@@ -435,19 +435,21 @@ def write_tables(
     key_groups: KeyGroupRange,
     target: SnapshotTarget,
     admit: Callable[[int], None] | None = None,
+    *,
+    compresses: bool = True,
 ) -> Flow[KeyedStateHandle]:
     """Write one part per source, empty ones included, so that a restore sees every state that was declared.
 
-    `admit` is called with the bytes encoded so far after each part, and may raise."""
+    `admit` is called after each inline part with the bytes of all so far, and may raise."""
     table_format: TableFormat = "parquet" if target.canonical else "arrow"
     writer = PartsWriter(target)
     parts = []
-    size = 0
+    inline = 0
     for source in sources:
-        data = encode_keyed_table(source.stream(), table_format)
-        size += data.size
-        if admit is not None:
-            admit(size)
+        data = encode_keyed_table(source.stream(), table_format, compresses=compresses)
+        if admit is not None and data.size < target.inline_threshold:
+            inline += data.size
+            admit(inline)
         parts.append(writer.add(memoryview(data), f"{source.meta.name}.{table_format}"))
         if writer.is_full:
             yield from writer.store()

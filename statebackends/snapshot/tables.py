@@ -71,24 +71,26 @@ def sort_by_key_group(table: pa.Table) -> pa.Table:
     return table if is_sorted(groups) else table.take(pa.array(stable_order(groups)))
 
 
-def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat) -> pa.Buffer:
-    """The bytes of a table's file. Raises InvariantError for rows that are not sorted by key group."""
+def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat, *, compresses: bool = True) -> pa.Buffer:
+    """The bytes of a table's file; without `compresses` Arrow's buffers are as they are in memory, whatever their size.
+
+    Raises InvariantError for rows that are not sorted by key group."""
     stream = RowStream.of(rows) if isinstance(rows, pa.Table) else rows
     if stream.size >= _COMPRESSED_BYTES_MIN:
         # A growing buffer is copied again and again. Pages of a large one that are never written cost nothing.
         buffer = pa.allocate_buffer(stream.size + stream.size // 50 + _FILE_BYTES, memory_pool=LARGE_POOL)
         fixed = pa.FixedSizeBufferWriter(buffer)
         try:
-            _write(stream, fixed, table_format)
+            _write(stream, fixed, table_format, compresses=compresses)
             return buffer.slice(0, fixed.tell())
         except OSError:  # the buffer is full: rows compress worse than expected
             del buffer, fixed
     growing = pa.BufferOutputStream()
-    _write(stream, growing, table_format)
+    _write(stream, growing, table_format, compresses=compresses)
     return growing.getvalue()
 
 
-def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) -> None:
+def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat, *, compresses: bool) -> None:
     batches = _checked(stream.batches())
     if table_format == "parquet":
         import pyarrow.parquet as pq
@@ -98,8 +100,8 @@ def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat) ->
                 writer.write_table(table, _ROW_GROUP_ROWS)
         return
     # Compressing a small table costs more than its bytes. Arrow's threads save no time, and take the core of the task loop.
-    small = stream.size < _COMPRESSED_BYTES_MIN
-    options = pa.ipc.IpcWriteOptions(compression=None if small else "lz4", use_threads=False)
+    plain = not compresses or stream.size < _COMPRESSED_BYTES_MIN
+    options = pa.ipc.IpcWriteOptions(compression=None if plain else "lz4", use_threads=False)
     with pa.ipc.new_file(sink, stream.schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)

@@ -5,8 +5,9 @@ Nothing is changed in place. Parquet tables are copied byte for byte, tables in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -26,6 +27,7 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.layout import KEY_GROUP, METADATA_NAME, STATE_METADATA, VALUE
+from holdfast.statebackends.snapshot.deltas import StatePart
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, SnapshotMetadata, encode_metadata
 from holdfast.statebackends.state import Redistribution
 from holdfast.statebackends.state_processor.arrangement import renamed
@@ -44,6 +46,21 @@ Change: TypeAlias = Callable[[Batches, pa.Schema], Batches]
 
 Filter: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Some rows of a keyed state -> those that stay, as they are and in their order. It is given every row once."""
+
+Losing: TypeAlias = Callable[[PartReader, StoredState], Collection[StatePart]]
+"""The parts of a state, all of tables without deltas, that may lose rows by its filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtering:
+    """What becomes of one operator's tables whose rows are filtered."""
+
+    filters: Mapping[str, Filter]
+    """By name of the state."""
+    losing: Callable[[StoredState], Collection[StatePart]]
+    kept: dict[str, StatePart]
+    """Names of files that are copies of tables, each with its part: filled."""
+
 
 CANONICAL = "parquet"
 EDITED_PROPERTY = "edited"
@@ -82,13 +99,16 @@ def edit_snapshot(
 
 
 def filter_snapshot(
-    source: StoredSnapshot, filters: Mapping[tuple[str, str], Filter], storage: Storage, folder: str
-) -> StoredSnapshot:
-    """Write the snapshot without some rows of keyed states into a folder that is new or empty, in one pass: rows that stay were
-    judged as they were read, and stay in their order, so that nothing is sorted, and little held in memory.
+    source: StoredSnapshot, filters: Mapping[tuple[str, str], Filter], storage: Storage, folder: str, *, losing: Losing
+) -> tuple[StoredSnapshot, dict[str, StatePart]]:
+    """Write the snapshot without some rows of keyed states into a folder that is new or empty: rows that stay were judged as they
+    were read, and stay in their order, so that nothing is sorted, and little held in memory.
 
-    `filters`: (operator uid, state name) -> filter. Raises as `edit_snapshot`, and InvalidConfigError for a state that is not
-    keyed; the folder is then as it was."""
+    `filters`: (operator uid, state name) -> filter. `losing`: whether a table without deltas may lose rows; one that does not is
+    copied byte for byte, and keeps its format, as tables of other states do. All else becomes Parquet.
+
+    Returns the snapshot, and the name of each file that is such a copy -> the part of the source. Raises as `edit_snapshot`, and
+    InvalidConfigError for a state that is not keyed; the folder is then as it was."""
     refuse_in_flight(source)
     for uid, name in filters:
         if not source.state(uid, name).is_keyed:
@@ -96,13 +116,17 @@ def filter_snapshot(
     with claimed_folder(storage, folder, "edit") as target, source.reader() as reader:
         files = TableFiles(target, reader)
         operators = []
+        kept: dict[str, StatePart] = {}
         for operator in source.metadata.operators:
             names = {name: name for name in states_of(operator)}
             own = {name: each for (uid, name), each in filters.items() if uid == operator.uid}
-            operators.append(OperatorRewriting(reader, target, files, operator, operator.uid, names, {}, {}, own).operator())
+            filtering = _Filtering(own, partial(losing, reader), kept)
+            rewriting = OperatorRewriting(reader, target, files, operator, operator.uid, names, {}, {}, filtering)
+            operators.append(rewriting.operator())
             reader.forget()
         edited = ", ".join(f"{uid}.{name}" for uid, name in sorted(filters))
-        return finish_edited(msgspec.structs.replace(source.metadata, operators=tuple(operators)), edited, target, storage, folder)
+        metadata = msgspec.structs.replace(source.metadata, operators=tuple(operators))
+        return finish_edited(metadata, edited, target, storage, folder), kept
 
 
 def finish_edited(metadata: SnapshotMetadata, edited: str, target: ClaimedFolder, storage: Storage, folder: str) -> StoredSnapshot:
@@ -189,10 +213,10 @@ class OperatorRewriting:
         names: Mapping[str, str],
         changed: Mapping[str, KeyGroupSorter],
         lists: Mapping[str, Mapping[int, list[bytes]]],
-        filters: Mapping[str, Filter] | None = None,
+        filtering: _Filtering | None = None,
     ) -> None:
         """`uid`: of the operator in the target. `names`: state name in the snapshot -> in the target; other states are dropped.
-        `changed`, `lists`: rows and entries of replaced states, by name in the snapshot; `filters`: of states that lose rows."""
+        `changed`, `lists`: rows and entries of replaced states, by name in the snapshot; `filtering`: of states that lose rows."""
         self._reader = reader
         self._target = target
         self._files = files
@@ -202,7 +226,8 @@ class OperatorRewriting:
         self._states = states_of(operator)
         self._changed = changed
         self._lists = lists
-        self._filters = filters or {}
+        self._filtering = filtering
+        self._rewritten: dict[str, Collection[StatePart]] = {}
 
     def operator(self) -> OperatorState:
         subtasks = tuple(
@@ -224,10 +249,15 @@ class OperatorRewriting:
         """Handles of the kept tables. Deltas are merged into them, and have no handles."""
         for handle in state.keyed:
             kept = [index for index, meta in enumerate(handle.states) if meta.name in self._names]
-            if handle.format not in DELTA_FORMATS and (kept or not handle.states):
-                parts = tuple(self._part(subtask, handle, index) for index in kept)
-                metas = tuple(self._meta(handle.states[index]) for index in kept)
-                yield KeyedStateHandle(handle.key_groups, CANONICAL, metas, parts)
+            if handle.format in DELTA_FORMATS or not (kept or not handle.states):
+                continue
+            parts: dict[str, list[tuple[StateMeta, StateHandle]]] = {}
+            for index in kept:
+                table_format, part = self._part(subtask, handle, index)
+                parts.setdefault(table_format, []).append((self._meta(handle.states[index]), part))
+            for table_format, own in (parts or {CANONICAL: []}).items():
+                metas, tables = tuple(meta for meta, _ in own), tuple(part for _, part in own)
+                yield KeyedStateHandle(handle.key_groups, table_format, metas, tables)
 
     def _meta(self, meta: StateMeta) -> StateMeta:
         return renamed(meta, self._names[meta.name])
@@ -235,20 +265,39 @@ class OperatorRewriting:
     def _schema(self, state: StoredState) -> pa.Schema:
         return named_schema(state_schema(self._reader, state), self._meta(state.meta))
 
-    def _part(self, subtask: int, handle: KeyedStateHandle, index: int) -> StateHandle:
+    def _part(self, subtask: int, handle: KeyedStateHandle, index: int) -> tuple[str, StateHandle]:
+        """(format, table) of one state's share."""
         name = handle.states[index].name
         to, state, schema = self._names[name], self._states[name], self._schema(self._states[name])
         if name in self._changed:
-            return self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
-        kept = self._filters.get(name)
-        has_deltas = any(part.deltas for part in state.keyed if part.handle is handle)
-        if kept is None and handle.format == CANONICAL and isinstance(handle.parts[index], FileHandle) and not has_deltas:
-            return self._copied(subtask, handle.parts[index], f"{to}.parquet")
+            return CANONICAL, self._files.write(self._uid, subtask, to, schema, self._changed[name].tables(handle.key_groups))
+        part = next(each for each in state.keyed if each.handle is handle)
+        if self._is_kept(state, part):
+            copy = self._copied(subtask, handle.parts[index], f"{to}.{handle.format}")
+            if self._filtering is not None and isinstance(copy, FileHandle):
+                self._filtering.kept[copy.path] = part
+            return handle.format, copy
         stored = state_schema(self._reader, state)
         rows: Iterable[pa.RecordBatch] = ()
         if len(handle.key_groups):
             rows = state_batches(self._reader, state, stored, handle.key_groups)
-        return self._files.write(self._uid, subtask, to, schema, rows if kept is None else map(kept, rows))
+        kept = None if self._filtering is None else self._filtering.filters.get(name)
+        return CANONICAL, self._files.write(self._uid, subtask, to, schema, rows if kept is None else map(kept, rows))
+
+    def _is_kept(self, state: StoredState, part: StatePart) -> bool:
+        """Whether the file of a state's share is copied as it is."""
+        if part.is_native or part.deltas or not isinstance(part.base, FileHandle):
+            return False
+        filtering = self._filtering
+        if filtering is None:
+            return part.handle.format == CANONICAL
+        name = state.meta.name
+        if name not in filtering.filters:
+            return True
+        if name not in self._rewritten:
+            tables = tuple(each for each in state.keyed if not each.is_native and not each.deltas)
+            self._rewritten[name] = filtering.losing(replace(state, keyed=tables))
+        return part not in self._rewritten[name]
 
     def _list_handles(self, subtask: int, state: OperatorSubtaskState) -> Iterator[OperatorListHandle]:
         written = set()
@@ -266,10 +315,12 @@ class OperatorRewriting:
     def _copied(self, subtask: int, part: StateHandle, what: str) -> StateHandle:
         if not isinstance(part, FileHandle):
             return part
-        local = self._reader.copy(part, operator=self._operator.uid, subtask=subtask)
         name = self._files.name(self._uid, subtask, what)
+        opened = self._reader.opened(part)
+        local = opened or self._reader.copy(part, operator=self._operator.uid, subtask=subtask)
         self._target.upload(local, name, expected=(part.length, part.checksum))
-        self._reader.discard(local)
+        if opened is None:
+            self._reader.discard(local)
         return FileHandle(name, part.length, part.checksum)
 
     def _check_covered(self, subtasks: tuple[OperatorSubtaskState, ...]) -> None:

@@ -1,24 +1,35 @@
-"""Erases one key from states of a snapshot: a canonical savepoint without its rows. Finds the rows of a key, too.
+"""Erases one key from states of a snapshot: a savepoint of tables without its rows. Finds the rows of a key, too.
 
-A snapshot in another form may hold rows of the key that its newest rows have replaced (bases of deltas, files of RocksDB): only a
-canonical one without deltas has no other rows than those that can be read."""
+A snapshot in another form may hold rows of the key that its newest rows have replaced (bases of deltas, files of RocksDB): only
+tables without deltas have no other rows than those that can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.handles import OperatorState
+from holdfast.statebackends.handles import TABLE_FORMATS, FileHandle, OperatorState
+from holdfast.statebackends.layout import STATE_METADATA
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.keys import key_columns
+from holdfast.statebackends.snapshot.deltas import StatePart
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState, states_of
-from holdfast.statebackends.state_processor.edit import CANONICAL, filter_snapshot
+from holdfast.statebackends.state_processor.edit import filter_snapshot
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
 from holdfast.statebackends.storage.port import Storage
+
+Count: TypeAlias = tuple[int, int]
+"""(rows of the key, all rows)."""
+Counts: TypeAlias = dict[tuple[str, str], Count]
+"""By (uid, state)."""
+_NOTHING: Mapping[str, Count] = MappingProxyType({})
 
 EVERY_STATE = "*"
 """In place of a state's name: all keyed states and timers of its operator."""
@@ -38,26 +49,38 @@ def chosen_states(snapshot: StoredSnapshot, wanted: Iterable[tuple[str, str]]) -
     return found
 
 
-def is_canonical(operator: OperatorState) -> bool:
-    """Whether all keyed state of an operator is in tables that hold what can be read and nothing else."""
-    return all(handle.format == CANONICAL for subtask in operator.subtasks for handle in subtask.keyed)
+def is_tables(operator: OperatorState) -> bool:
+    """Whether all keyed state of an operator is in tables without deltas, which hold what can be read and nothing else."""
+    return all(handle.format in TABLE_FORMATS for subtask in operator.subtasks for handle in subtask.keyed)
 
 
-def count_rows(snapshot: StoredSnapshot, states: Iterable[StoredState], key_text: str) -> dict[tuple[str, str], tuple[int, int]]:
-    """(uid, state) -> (rows of the key, all rows), of those states whose key type can have the key. Reads every row."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+def count_rows(
+    snapshot: StoredSnapshot, states: Iterable[StoredState], key_text: str, known: Mapping[str, Count] = _NOTHING
+) -> Counts:
+    """Rows of a key in those states whose key type can have it. Reads every row, but those of files in `known`: names of files in
+    the snapshot's folder -> what is in them."""
+    found: Counts = {}
     with snapshot.reader() as reader:
         for state in states:
             try:
                 key = KeyOf.parse(key_text, state.key_type())
             except InvalidConfigError:
                 continue
-            found[state.operator.uid, state.meta.name] = _counted(reader, state, key)
+            names = [part.base.path if isinstance(part.base, FileHandle) else "" for part in state.keyed if not part.is_native]
+            counts = [known[name] for name in names if name in known]
+            if len(counts) < len(state.keyed):
+                counts.append(_counted(reader, _without(state, known), key))
+            found[state.operator.uid, state.meta.name] = (sum(rows for rows, _ in counts), sum(total for _, total in counts))
             reader.forget()
     return found
 
 
-def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> tuple[int, int]:
+def _without(state: StoredState, known: Mapping[str, Count]) -> StoredState:
+    unread = [part for part in state.keyed if part.is_native or getattr(part.base, "path", "") not in known]
+    return replace(state, keyed=tuple(unread))
+
+
+def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> Count:
     rows = total = 0
     for batch in state_batches(reader, state, state_schema(reader, state), columns=key_columns(key.key_type)):
         rows += pc.sum(key.mask(batch)).as_py() or 0
@@ -65,17 +88,34 @@ def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> tuple[int, i
     return rows, total
 
 
-def erase_key(
-    source: StoredSnapshot, wanted: Iterable[tuple[str, str]], key_text: str, storage: Storage, folder: str
-) -> tuple[StoredSnapshot, dict[tuple[str, str], tuple[int, int]]]:
+class Erased(NamedTuple):
+    """A snapshot without a key."""
+
+    snapshot: StoredSnapshot
+    before: Counts
+    """Of each state that was to lose the key, as it was read from the source."""
+    known: Mapping[str, Count]
+    """Names of files of the snapshot that are tables of the source, byte for byte -> what was found in these."""
+
+
+def erase_key(source: StoredSnapshot, wanted: Iterable[tuple[str, str]], key_text: str, storage: Storage, folder: str) -> Erased:
     """Write the snapshot without the rows of a key, into a folder that is new or empty; all other rows as they are.
 
-    Returns it, and of each state (rows of the key, all rows) as they were read from the source. Raises as `filter_snapshot` and
-    `chosen_states`; InvalidConfigError if the key can't be one of a state's."""
+    Of a table without deltas the keys alone are read; where the key is not among them the file is copied. All others become
+    Parquet tables of the rows that stay. Raises as `filter_snapshot` and `chosen_states`; InvalidConfigError if the key can't be
+    one of a state's."""
     states = chosen_states(source, wanted)
     erasures = {which: _Erasure(KeyOf.parse(key_text, state.key_type())) for which, state in states.items()}
-    written = filter_snapshot(source, erasures, storage, folder)
-    return written, {which: (erasure.rows, erasure.total) for which, erasure in erasures.items()}
+    tables: dict[StatePart, Count] = {}
+
+    def losing(reader: PartReader, state: StoredState) -> Collection[StatePart]:
+        looked = erasures[state.operator.uid, state.meta.name].look(reader, state)
+        tables.update((part, (0, total)) for part, total in looked.items())
+        return frozenset(part for part in state.keyed if part not in looked)
+
+    written, kept = filter_snapshot(source, erasures, storage, folder, losing=losing)
+    known = {name: tables[part] for name, part in kept.items() if part in tables}
+    return Erased(written, {which: (erasure.rows, erasure.total) for which, erasure in erasures.items()}, known)
 
 
 class _Erasure:
@@ -85,9 +125,40 @@ class _Erasure:
         self._key = key
         self.rows = self.total = 0
 
+    def look(self, reader: PartReader, state: StoredState) -> dict[StatePart, int]:
+        """The tables of a state that lack the key and have no column but those that rows are read of, each with its rows, which
+        count as read: the others are yet to be filtered."""
+        found: dict[StatePart, int] = {}
+        own: set[StatePart] = set()
+        schema = state_schema(reader, state)
+        newest: list[StatePart] = []
+
+        def opened(part: StatePart, stored: pa.Schema) -> None:
+            newest[:] = [part]
+            found[part] = 0
+            if not _is_plain(stored, schema):
+                own.add(part)
+
+        for batch in state_batches(reader, state, schema, columns=key_columns(self._key.key_type), opened=opened):
+            (part,) = newest
+            found[part] += batch.num_rows
+            if pc.any(self._key.mask(batch)).as_py():
+                own.add(part)
+        lacking = {part: rows for part, rows in found.items() if part not in own}
+        self.total += sum(lacking.values())
+        return lacking
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         mask = self._key.mask(batch)
         found = pc.sum(mask).as_py() or 0
         self.rows += found
         self.total += batch.num_rows
         return batch.filter(pc.invert(mask)) if found else batch
+
+
+def _is_plain(stored: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether a table holds a state's columns in their canonical types, and nothing else: a dictionary, a further column or
+    metadata of another tool may quote what no row has."""
+    if {field.name: field.type for field in stored} != {field.name: field.type for field in wanted} or len(stored) != len(wanted):
+        return False
+    return set(stored.metadata or {}) <= {STATE_METADATA} and not any(field.metadata for field in stored)

@@ -55,6 +55,7 @@ class PartReader:
         self._count = 0
         self._clones: dict[KeyedStateHandle, str] = {}
         self._fetched: dict[FileHandle, bytes] = {}
+        self._opened: dict[FileHandle, str] = {}
 
     def __enter__(self) -> PartReader:
         return self
@@ -66,6 +67,7 @@ class PartReader:
         """Delete all copies. Idempotent."""
         self._clones.clear()
         self._fetched.clear()
+        self._opened.clear()
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
@@ -78,7 +80,13 @@ class PartReader:
             raise unresolved(part, operator)
         if _is_small(part):
             return pa.BufferReader(pa.py_buffer(self.read(part, operator=operator, subtask=subtask)))
-        return pa.OSFile(self.copy(part, operator=operator, subtask=subtask))  # pages of a map would stay in memory, all of them
+        if part not in self._opened:
+            self._opened[part] = self.copy(part, operator=operator, subtask=subtask)
+        return pa.OSFile(self._opened[part])  # pages of a map would stay in memory, all of them
+
+    def opened(self, part: FileHandle) -> str | None:
+        """Local path of the checked copy of a part that was opened, until `forget`; None: it was not, or is in memory."""
+        return self._opened.get(part)
 
     def read(self, part: StateHandle, *, operator: str, subtask: int) -> bytes:
         """All bytes of a part. Raises CorruptStateError."""

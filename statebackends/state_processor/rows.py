@@ -8,9 +8,9 @@ folder, and RocksDB needs its own file names. Checks of files are in reading.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -45,6 +45,9 @@ _MEMORY_BYTES = 8 << 20
 """Block cache: one pass, no reuse."""
 
 _ELEMENTS = msgspec.msgpack.Decoder(list[bytes])
+
+Opened: TypeAlias = Callable[[StatePart, pa.Schema], None]
+"""Told of a part and the columns of its table."""
 
 
 def state_schema(reader: PartReader, state: StoredState) -> pa.Schema:
@@ -84,20 +87,26 @@ def state_batches(
     key_groups: KeyGroupRange | None = None,
     *,
     columns: Sequence[str] | None = None,
+    opened: Opened | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """All rows, or those of some key groups, with all columns of the state's `schema`, or those in `columns`: only they are read
-    from tables.
+    from tables. `opened`: told of each table without deltas before its rows, with its columns as they are stored.
 
     Raises CorruptStateError, StorageUnavailableError, InvalidConfigError."""
     wanted = schema if columns is None else choose_columns(state, schema, columns)
     what = f"{state.operator.uid}.{state.meta.name}"
-    for batch in _batches(reader, state, schema, wanted, key_groups):
+    for batch in _batches(reader, state, schema, wanted, key_groups, opened):
         note(rows=batch.num_rows, what=what)
         yield batch if columns is None else batch.select(wanted.names)
 
 
 def _batches(
-    reader: PartReader, state: StoredState, schema: pa.Schema, wanted_schema: pa.Schema, key_groups: KeyGroupRange | None
+    reader: PartReader,
+    state: StoredState,
+    schema: pa.Schema,
+    wanted_schema: pa.Schema,
+    key_groups: KeyGroupRange | None,
+    opened: Opened | None,
 ) -> Iterator[pa.RecordBatch]:
     if not state.is_keyed:
         if key_groups is not None:
@@ -115,7 +124,7 @@ def _batches(
                 for batch in judged_rows(rows, _rules(state, schema), wanted_schema.names):
                     yield conform(batch, schema)
         else:
-            yield from _table_batches(reader, state, part, schema, wanted_schema, wanted)
+            yield from _table_batches(reader, state, part, schema, wanted_schema, wanted, opened)
 
 
 def _fetched_parts(
@@ -176,7 +185,13 @@ def _rules(state: StoredState, schema: pa.Schema) -> RowRules:
 
 
 def _table_batches(
-    reader: PartReader, state: StoredState, part: StatePart, schema: pa.Schema, wanted: pa.Schema, groups: KeyGroupRange
+    reader: PartReader,
+    state: StoredState,
+    part: StatePart,
+    schema: pa.Schema,
+    wanted: pa.Schema,
+    groups: KeyGroupRange,
+    opened: Opened | None,
 ) -> Iterator[pa.RecordBatch]:
     """`schema`: all columns of the state; `wanted`: those to read."""
     rules = _rules(state, schema)
@@ -186,6 +201,8 @@ def _table_batches(
         if deltas:
             batches = _merged_batches(rules, base, deltas, groups)
         else:
+            if opened is not None:
+                opened(part, base.schema)
             batches = judged_rows(base.sorted_batches(groups, [*wanted.names, *rules.identity]), rules, wanted.names)
         for batch in batches:
             yield conform(batch, wanted)
@@ -285,7 +302,7 @@ def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, r
     columns = [
         pa.array(keys.key_groups),
         *state.key_type().arrays_of_encoded(keys.keys),
-        pa.array(keys.namespaces, pa.binary()),
+        pa.array(keys.namespaces, pa.binary()) if any(keys.namespaces) else _empty_bytes(len(rows)),
     ]
     decoded: list[Any] = []
     if serializer.kind == "list":
@@ -304,6 +321,11 @@ def _batch(state: StoredState, serializer: StateSerializer, schema: pa.Schema, r
         columns.append(serializer.map_key.to_arrow(serializer.map_key.decode_all(keys.map_keys)))
     columns += serializer.to_arrays(decoded)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _empty_bytes(count: int) -> pa.Array:
+    """So many values of no bytes."""
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.zeros(count + 1, np.int32)), pa.py_buffer(b"")])
 
 
 def _elements(value: bytes) -> list[bytes]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -49,6 +51,7 @@ from holdfast.barriers.messages import (
     WorkerAnswer,
 )
 from holdfast.barriers.tunable import AS_CONFIGURED, CheckpointMode, SettingValue, apply_settings
+from holdfast.coordinator.dispatcher.published import MomentNow
 from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
@@ -209,6 +212,8 @@ def make_answer(kind: QuestionKind) -> WorkerAnswer:
     answer = WorkerAnswer(1, 0, "s1", 2, "q1", kind.value)
     if kind is QuestionKind.LOG:
         return msgspec.structs.replace(answer, log=LogTail("INFO one\nWARNING two\n", 6_500, 3))
+    if kind is QuestionKind.STDOUT:
+        return msgspec.structs.replace(answer, log=LogTail("one\n<b>two</b>\n", 6_500))
     code = (
         CodeLine("Worker.run", "/p/loop.py", 10, own=True),
         CodeLine("slow", "/job.py", 42),
@@ -279,6 +284,10 @@ def make_cost() -> Cost:
     one = CheckpointCost(7, "checkpoint", ("x",), 2 << 30, 1 << 30, 10, 4)
     requests = Requests(60.0, 600.0, 180.0, 60.0, 500.0)
     return Cost(JOB, 9_000, 4 << 30, 2 << 30, 1 << 30, 0, 1 << 30, 12, 6, 600, (one,), requests)
+
+
+_changes = itertools.count()
+_NOT_SHOWN = ("calls", "feed", "moments", "subscriptions")
 
 
 @dataclass
@@ -431,8 +440,14 @@ class FakeCoordinator:
         self._called("trigger_status", job_id, trigger_id)
         return self.trigger
 
-    def moment(self, job_id: str | None = None) -> Moment:
-        return self.moments
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
+        """Its tag is another one as soon as the test has changed anything; each time where the test answers in its place."""
+        shown = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
+        changes = next(_changes) if any(callable(value) for value in shown.values()) else zlib.crc32(repr(shown).encode())
+        return Moment(self.moments.as_of_ms, f"{self.moments.tag}-{changes}")
+
+    def moment_now(self, job_id: str | None = None, *, diagnosed: bool = False) -> MomentNow:
+        return MomentNow(self.moment(job_id, diagnosed=diagnosed))
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self.overviews if self.overviews is not None else (make_overview(self.state),)

@@ -24,7 +24,14 @@ from holdfast.api.access.audit import AuditLine, AuditRecorder, AuditReport, Aud
 from holdfast.api.access.audit_log import AuditLog, read_audit, verify_audit
 from holdfast.api.cli.main import app
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.layout import AUDIT_FOLDER, audit_path, is_directory_file, parse_audit_path
+from holdfast.statebackends.layout import (
+    AUDIT_FOLDER,
+    audit_path,
+    further_chain,
+    is_directory_file,
+    is_further_chain,
+    parse_audit_path,
+)
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, serving
@@ -171,6 +178,120 @@ def test_whatever_is_recorded_is_whole(noted: list[Noted], file_bytes: int) -> N
     assert report.lines >= len(noted) - max(0, len(noted) - audit.REFUSALS_PER_SENDER_MAX)
 
 
+# ------------------------------------------------------------------------------------------------------ shares of changes
+
+
+def shares(monkeypatch: pytest.MonkeyPatch, *, bytes_max: int = 10**9, files_max: int = 10**9) -> None:
+    monkeypatch.setattr(audit, "CHANGES_BYTES_A_DAY", bytes_max)
+    monkeypatch.setattr(audit, "CHANGES_FILES_A_DAY", files_max)
+
+
+def test_a_sender_that_has_used_its_share_of_a_day_up_does_not_belong_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares(monkeypatch, bytes_max=1_000)
+    recording, other = recorder(), msgspec.structs.replace(STOP, credential="token of another")
+    taken = 0
+    while recording.has_share(STOP, 1):
+        recording.note(STOP, now_ms=1, wall_ms=1)
+        taken += 1
+    assert 1_000 <= len(files_of(recording)[0].content) < 1_400
+    assert taken > 2
+    assert recording.has_share(other, 1)
+    assert recording.has_share(REFUSED, 1)
+    assert not recording.has_share(msgspec.structs.replace(STOP, peer="10.9.9.9:1"), audit.DAY_MS - 1), "from elsewhere"
+    assert recording.has_share(STOP, audit.DAY_MS)
+
+
+def test_files_count_for_who_began_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares(monkeypatch, files_max=3)
+    recording, other = recorder(), msgspec.structs.replace(STOP, credential="token of another")
+    files_of(recording)
+    for _ in range(3):
+        for _ in range(50):
+            recording.note(STOP, now_ms=1, wall_ms=1)
+        recording.note(other, now_ms=1, wall_ms=1)
+        files_of(recording)
+    assert (recording.has_share(STOP, 1), recording.has_share(other, 1)) == (False, True)
+
+
+def test_senders_beyond_what_is_told_apart_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_SENDERS_MAX", 2)
+    shares(monkeypatch, bytes_max=500)
+    recording = recorder()
+    for number in range(6):
+        recording.note(msgspec.structs.replace(STOP, credential=f"t{number}"), now_ms=1, wall_ms=1)
+    assert recording.has_share(msgspec.structs.replace(STOP, credential="t0"), 1)
+    assert not recording.has_share(msgspec.structs.replace(STOP, credential="t9"), 1)
+
+
+def test_further_changes_are_written_once_a_minute() -> None:
+    further = recorder(further_chain("a" * 16))
+    further.note(STOP, now_ms=0, wall_ms=0)
+    assert further.take(now_ms=audit.FURTHER_WRITE_EVERY_MS - 1, wall_ms=0) is None
+    ready = further.take(now_ms=audit.FURTHER_WRITE_EVERY_MS, wall_ms=0)
+    assert ready is not None
+    assert parse_audit_path(ready.path)[0] == "a" * 16 + "0f"
+    assert is_directory_file(ready.path)
+    assert verified([(ready.path, ready.content)]).is_whole
+
+
+def test_one_sender_s_changes_push_nobody_else_s_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of others stay while one token changes something thousands of times, and the log can be verified all the time."""
+    shares(monkeypatch, bytes_max=2_000)
+    for name, value in (("FILE_BYTES", 1_000), ("KEPT_FILES_MAX", 12), ("FURTHER_FILES_MAX", 8)):
+        monkeypatch.setattr(audit, name, value)
+    monkeypatch.setattr(audit_logs, "WRITE_EVERY_MS", 1)
+    monkeypatch.setattr(audit_logs, "PRUNE_EVERY_S", 0.0)
+    loud = msgspec.structs.replace(STOP, credential="token loud")
+    quiet = Noted("cancel", job=JOB, credential="token quiet", status=202)
+    log = AuditLog(str(tmp_path))
+    log.note(quiet)
+    for _ in range(400):
+        log.note(loud)
+    until = time.monotonic() + 20
+    while not any(line.kind == "pruned" for line in read_audit(str(tmp_path))) and time.monotonic() < until:
+        log.note(loud)
+        threading.Event().wait(0.01)
+    log.note(quiet)
+    log.close()
+    lines, report = read_audit(str(tmp_path)), verify_audit(str(tmp_path))
+    assert report.problems == ()
+    assert report.pruned > 0, "the oldest of the further ones"
+    assert [line.credential for line in lines if line.request == "cancel"] == ["token quiet"] * 2
+    files = Counter(parse_audit_path(path)[0] for path in open_storage(str(tmp_path)).execute(ListFiles(AUDIT_FOLDER)))
+    further = [chain for chain in files if is_further_chain(chain)]
+    assert (len(files), len(further)) == (2, 1)
+    assert files[further[0]] <= 8 + 2
+
+
+def test_what_the_next_coordinator_begins_names_the_end_of_further_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares(monkeypatch, bytes_max=1)
+    for _ in range(2):
+        log = AuditLog(str(tmp_path))
+        log.note(STOP)
+        log.note(STOP)
+        log.close()
+    assert [line.kind for line in read_audit(str(tmp_path))].count("request") == 4
+    assert verify_audit(str(tmp_path)).is_whole
+    named = max((line.heads for line in read_audit(str(tmp_path)) if line.kind == "started"), key=len)
+    assert sorted(is_further_chain(chain) for chain in named) == [False, True]
+    further = next(chain for chain in named if is_further_chain(chain))
+    (tmp_path / audit_path(further, 0)).unlink()
+    assert not verify_audit(str(tmp_path)).is_whole
+    assert "further changes" in run("audit", "show", str(tmp_path))
+
+
+def test_one_sender_does_not_take_all_places_while_storage_is_down(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path))
+    (tmp_path / "_service").write_text("no folder")
+    for _ in range(audit_logs.NOTED_MAX):
+        log.note(msgspec.structs.replace(STOP, credential="token loud"))
+    log.note(STOP)
+    (tmp_path / "_service").unlink()
+    log.close()
+    found = Counter(line.credential for line in read_audit(str(tmp_path)) if line.request == "stop")
+    assert found == {"token loud": audit_logs.NOTED_OF_ONE_MAX, "token ci": 1}
+
+
 # ------------------------------------------------------------------------------------------------------------ verifier
 
 
@@ -215,6 +336,38 @@ def test_lines_that_are_none_are_named(content: bytes) -> None:
     assert report.problems[0].problem.startswith("no line of an audit log")
 
 
+def test_files_that_are_deleted_while_they_are_verified_are_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, first = open_storage(str(tmp_path)), audit_path("a1", 0)
+    for path, content in chain_of(2, files=3):
+        storage.execute(PutIfAbsent(path, content))
+
+    def delete() -> None:
+        verifier, pruning = AuditVerifier(), recorder("b2")
+        list(verifier.add(first, (tmp_path / first).read_bytes()))
+        pruning.prune({"a1": audit.PrunedChain(1, verifier.numbers["a1"], verifier.heads["a1"])}, now_ms=1, wall_ms=1)
+        (ready,) = files_of(pruning)
+        storage.execute(PutIfAbsent(ready.path, ready.content))
+        (tmp_path / first).unlink()
+
+    class Deleting:
+        """Has one file less behind the first listing of its files."""
+
+        def __init__(self, location: str) -> None:
+            assert location == str(tmp_path)
+
+        def execute(self, operation: Any) -> Any:
+            found = storage.execute(operation)
+            if isinstance(operation, ListFiles) and (tmp_path / first).exists():
+                delete()
+            return found
+
+    monkeypatch.setattr(audit_logs, "open_storage", Deleting)
+    report = verify_audit(str(tmp_path))
+    assert (report.problems, report.files) == ((), 3)
+    (tmp_path / audit_path("a1", 1)).unlink()
+    assert not verify_audit(str(tmp_path)).is_whole
+
+
 def test_paths() -> None:
     assert parse_audit_path(audit_path("a1", 12)) == ("a1", 12)
     assert is_directory_file(audit_path("a1", 12))
@@ -249,6 +402,15 @@ def test_changes_and_refusals_of_a_service_are_on_record(tmp_path: Path) -> None
     for secret in (TOKEN, "a-wrong-token-here", "hft_"):
         assert secret.encode() not in content
     assert verify_audit(str(tmp_path)).is_whole
+
+
+def test_changes_have_names_and_labels_are_told(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.request("PUT", f"/v1/jobs/{JOB}/labels/good", {"checkpoint": 41})
+        served.request("DELETE", f"/v1/jobs/{JOB}/labels/good")
+        served.request("POST", f"/v1/jobs/{JOB}/drills", {})
+    found = [(line.request, line.subject, line.job) for line in read_audit(str(tmp_path)) if line.kind == "request"]
+    assert found == [("label", "good", JOB), ("remove a label", "good", JOB), ("drill", "", JOB)]
 
 
 def test_a_service_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -286,8 +448,8 @@ def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, m
     (tmp_path / "_service").write_text("no folder")
     for _ in range(audit_logs.NOTED_MAX + audit.REFUSALS_MAX):
         log.note(REFUSED)
-    for _ in range(audit_logs.NOTED_MAX):
-        log.note(STOP)
+    for number in range(audit_logs.NOTED_MAX):
+        log.note(msgspec.structs.replace(STOP, credential=f"token {number % 2}"))
     monkeypatch.setattr(audit_logs, "_wall_ms", lambda: 9_000_000)
     (tmp_path / "_service").unlink()
     log.close()

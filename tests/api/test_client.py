@@ -179,6 +179,13 @@ def test_nobody_there() -> None:
         client.jobs()
 
 
+def test_none_of_several_there_is_told_of_each() -> None:
+    client = RestClient("http://127.0.0.1:9,http://127.0.0.1:13", reconnect_timeout_s=0)
+    with pytest.raises(ConnectionLostError) as raised:
+        client.jobs()
+    assert all(f"can't reach the coordinator at http://127.0.0.1:{port}: " in raised.value.message for port in (9, 13))
+
+
 def test_somebody_else_there(client: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_exchange", lambda method, path, body: b"<html>")
     with pytest.raises(ProtocolError):
@@ -225,9 +232,9 @@ def test_the_leader_that_is_named_is_asked_at_once(
     coordinator.error = led_by(leader[1].url)
     assert client.job_state(JOB) == "RESTARTING"
     client.cancel(JOB)
-    assert client.job_state(JOB) == "RESTARTING"
+    assert client.checkpoints(JOB)["counts"]
     assert [call[0] for call in coordinator.calls] == ["job"], "who leads is remembered"
-    assert [call[0] for call in leader[0].calls] == ["job", "cancel", "job"]
+    assert [call[0] for call in leader[0].calls] == ["job", "cancel", "checkpoints"]
     assert [job["state"] for job in client.jobs()] == ["RUNNING"], "what is about no job is asked where it was"
 
 

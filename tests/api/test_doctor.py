@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import http.server
 import ipaddress
 import json
@@ -10,9 +11,11 @@ import os
 import resource
 import shutil
 import ssl
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -328,15 +331,113 @@ def test_a_coordinator_with_a_certificate_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:
-    seen = executors.probe(served.url, str(tmp_path))
+    with executors.shared_file(str(tmp_path)) as shared:
+        seen = executors.probe(served.url, shared)
+        lost = executors.probe("http://127.0.0.1:1", shared._replace(directory=str(tmp_path / "none")))
     found = by_check(list(executors.judge([seen], served.url, str(tmp_path), now_s=time.time())))
     assert {finding.verdict for finding in found.values()} == {Verdict.OK}
-    lost = executors.probe("http://127.0.0.1:1", str(tmp_path / "none"))
     found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], served.url, "/data", now_s=time.time())))
     assert (found["executors"].verdict, found["shared directory"].verdict) == (Verdict.FAULT, Verdict.FAULT)
     odd = {**seen, "python": "3.9.1", "time_s": time.time() - 86_400}
     found = by_check(list(executors.judge([odd], served.url, None, now_s=time.time())))
     assert (found["executors' Python"].verdict, found["executors' clocks"].verdict) == (Verdict.FAULT, Verdict.FAULT)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "LOOKS_EVERY_S", 0.01)
+
+
+def directory_of(seen: Sequence[dict[str, Any]], directory: Path) -> Finding:
+    found = by_check(list(executors.judge(seen, None, str(directory), now_s=time.time())))
+    return found["shared directory"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_another_directory_of_the_same_path_is_told_from_a_shared_one(tmp_path: Path) -> None:
+    """As on a host where the mount is missing: the folder is there, and perhaps files of an earlier run are."""
+    with executors.shared_file(str(tmp_path / "here")) as shared:
+        good = executors.probe(None, shared)
+        assert directory_of([good], tmp_path / "here").verdict is Verdict.OK
+        there = shared._replace(directory=str(tmp_path / "there"))
+        stale = tmp_path / "there" / shared.path
+        (tmp_path / "there").mkdir()
+        seen = [{**executors.probe(None, there), "host": "b"}]
+        stale.parent.mkdir(parents=True)
+        stale.write_text("of an earlier run")
+        seen += [{**executors.probe(None, there), "host": "c"}]
+    for bad in seen:
+        found = directory_of([good, bad, good], tmp_path / "here")
+        assert (found.verdict, found.text) == (Verdict.FAULT, f"{bad['host']} has another directory at {tmp_path / 'here'}")
+        assert "mount the same file system" in found.fix
+    assert directory_of([*seen, good], tmp_path / "here").text.endswith("; so it is with 1 more")
+    assert list((tmp_path / "there").rglob("executor-*")) == [], "nothing is written where it is not shared"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_directory_that_executors_may_not_read_or_write_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executors.shared_file(str(tmp_path)) as shared:
+        path = tmp_path / shared.path
+        for mode, word in (("xb", "can't write to"), ("rb", "can't read")):
+
+            def refuse(name: str, how: str, mode: str = mode) -> Any:
+                if how == mode:
+                    raise PermissionError(13, "Permission denied")
+                return open(name, how)
+
+            monkeypatch.setattr(executors, "open", refuse, raising=False)
+            found = directory_of([executors.probe(None, shared)], tmp_path)
+            assert (found.verdict, word in found.text, "Permission denied" in found.text) == (Verdict.FAULT, True, True)
+            assert "user" in found.fix
+        path.unlink()
+        path.mkdir()  # nothing that can be read as a file
+        monkeypatch.undo()
+        assert directory_of([executors.probe(None, shared)], tmp_path).verdict is Verdict.FAULT
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_comes_a_moment_later_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executors.shared_file(str(tmp_path)) as shared:
+        path = tmp_path / shared.path
+        content = path.read_bytes()
+        path.unlink()
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                path.write_bytes(content)
+
+        monkeypatch.setattr("holdfast.api.doctor.executors.time.sleep", wait)
+        assert directory_of([executors.probe(None, shared)], tmp_path).verdict is Verdict.OK
+    assert len(waits) == 2
+
+
+def test_an_executor_without_holdfast_can_be_asked(tmp_path: Path) -> None:
+    from pyspark import cloudpickle
+
+    with executors.shared_file(str(tmp_path)) as shared:
+        cloudpickle.register_pickle_by_value(executors)
+        try:
+            sent = cloudpickle.dumps(functools.partial(executors.probe, None, shared))
+        finally:
+            cloudpickle.unregister_pickle_by_value(executors)
+        code = (
+            "import json, pickle, sys; sys.modules['holdfast'] = None; "
+            "print(json.dumps(pickle.loads(sys.stdin.buffer.read())()))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["directory"] == "same"
+
+
+def test_nothing_is_left_of_what_executors_were_asked(tmp_path: Path) -> None:
+    with executors.shared_file(str(tmp_path)) as shared:
+        executors.probe(None, shared)
+        left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(left) == 2
+        assert all(is_directory_file(path) for path in left), "no orphans for fsck, even if it is killed here"
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 # -------------------------------------------------------------------------------------------------------------- the command
@@ -369,11 +470,13 @@ def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_pa
     directory = tmp_path / "state"
 
     def asked(url: str | None, where: str | None) -> Iterator[Finding]:
-        yield from executors.judge([executors.probe(url, where)], url, where, now_s=time.time())
+        assert where is not None
+        with executors.shared_file(where) as shared:
+            yield from executors.judge([executors.probe(url, shared)], url, where, now_s=time.time())
 
     monkeypatch.setattr(executors, "ask_spark", asked)
     found = json.loads(run("--state-dir", str(directory), "--spark", "--json").stdout)
     shared = [(each["verdict"], each["text"]) for each in found if each["check"] == "shared directory"]
     assert [verdict for verdict, _ in shared] == ["ok"]
-    assert shared[0][1].endswith(f"have {directory}")
+    assert shared[0][1].endswith(f"read and write {directory}")
     assert "spark settings" not in {each["check"] for each in found}, "Spark says itself what it has read"

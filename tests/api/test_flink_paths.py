@@ -80,7 +80,6 @@ def test_a_vertex_has_its_subtasks_and_statistics_over_them(
         (f"/v1/jobs/{OTHER}/config", "no job"),
         (f"/v1/taskmanagers/{JOB}_slot-7", "no worker holds slot 7"),
         ("/v1/taskmanagers/nobody", "no task manager 'nobody'"),
-        (f"/v1/taskmanagers/{WORKER}/stdout", "is not kept here"),
         (f"/v1/taskmanagers/{WORKER}/logs/a", "there is no log 'a'"),
         ("/v1/jobmanager/stdout", "not kept"),
         ("/v1/jobmanager/logs/..%2F..%2Fetc%2Fpasswd", "Not Found"),

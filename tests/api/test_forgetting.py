@@ -473,8 +473,8 @@ def test_a_result_with_other_rows_than_it_must_have_deletes_nothing(
     before = files_with(tmp_path, KEY)
 
     def off_by_one(*arguments: Any) -> Any:
-        written, counts = erase_key(*arguments)
-        return written, {which: (rows, total + lost) for which, (rows, total) in counts.items()}
+        erased = erase_key(*arguments)
+        return erased._replace(before={which: (rows, total + lost) for which, (rows, total) in erased.before.items()})
 
     monkeypatch.setattr(forgetting, "erase_key", off_by_one)
     with pytest.raises(hf.HoldfastError, match="has not the rows that it must have"):

@@ -43,6 +43,7 @@ def test_labels_are_given_listed_and_removed(served: Served) -> None:
     [
         ("a%20b", {"checkpoint": 7}, 400),
         ("forgetting0123456789abcdef", {"checkpoint": 7}, 400),  # Holdfast's own, which it removes
+        ("drilling0123456789abcdef", {"checkpoint": 7}, 400),
         ("%3Cb%3E", {"checkpoint": 7}, 400),
         ("..%2Fx", {"checkpoint": 7}, 404),  # two segments: no such path
         ("x" * 300, {"checkpoint": 7}, 400),

@@ -25,6 +25,7 @@ from holdfast.api.members.membership import Membership, open_lock
 from holdfast.api.members.peers import MEMBER_HEADER, Peers
 from holdfast.api.routes import forwarded
 from holdfast.api.routes.forwarded import HOP_HEADER, ForwardToActive
+from holdfast.api.routes.viewed import KeptAnswers
 from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer
 from holdfast.api.settings import ServerSettings, server_settings
@@ -142,6 +143,30 @@ def test_answers_come_as_they_are(pair: tuple[Member, Member]) -> None:
     first = standby.request("GET", f"/v1/jobs/{JOB}")
     assert standby.request("GET", f"/v1/jobs/{JOB}", headers={"If-None-Match": first.headers["etag"]}).status == 304
     assert active.request("HEAD", f"/v1/jobs/{JOB}").status == standby.request("HEAD", f"/v1/jobs/{JOB}").status
+
+
+def test_a_member_that_stands_by_keeps_no_answer(pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the active one's, which are given again as FastAPI gives them."""
+    active, standby = pair
+
+    def answers() -> list[tuple[int, dict[str, str], bytes]]:
+        found = [each.request("GET", f"/v1/jobs/{JOB}", headers=headers) for each in pair for headers in asked]
+        return [(each.status, {**each.headers, "x-request-id": "", "date": ""}, each.data) for each in found]
+
+    tag = standby.request("GET", f"/v1/jobs/{JOB}").headers["etag"]
+    asked: list[dict[str, str]] = [{}, {"If-None-Match": tag}, {"If-None-Match": "*"}]
+    kept = answers()
+    assert [status for status, *_ in kept] == [200, 304, 304] * 2
+    active.coordinator.state = "FAILED"
+    assert standby.json("GET", f"/v1/jobs/{JOB}")["state"] == "FAILED"
+    active.coordinator.state = "RUNNING"
+
+    async def by_fastapi(each: KeptAnswers, scope: Any, receive: Any, send: Any) -> None:
+        await each._app(scope, receive, send)
+
+    monkeypatch.setattr(KeptAnswers, "__call__", by_fastapi)
+    assert kept == answers()
+    assert standby.coordinator.calls == []
 
 
 def test_worker_is_told_who_is_active(pair: tuple[Member, Member]) -> None:

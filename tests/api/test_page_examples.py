@@ -80,7 +80,7 @@ def committed(env: hf.Environment, stream: Any, folder: Path) -> list[dict[str, 
     stream.sink_to(hf.ParquetSink("mem://out", open_storage=open_output)).uid("out")
     plan: JobPlan = env.build()
     assert run(plan, folder, seed=1) >= 0
-    from holdfast.operators.sinks.parquet import read_committed
+    from holdfast.operators.sinks.files.parquet import read_committed
 
     return list(read_committed("mem://out", "out", open_storage=open_output).to_pylist())
 

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.jobgraph import JobGraph, with_uids
-from holdfast.barriers.sinklog import LogPosition
+from holdfast.barriers.sinks.log import LogPosition
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, InvalidKeyError, NotFoundError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable

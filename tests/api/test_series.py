@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.api.client import RestClient
+from holdfast.api.routes.series import METRIC_CHARS_MAX
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.reading.queries import Queries
+from holdfast.coordinator.jobmaster.series import METRICS
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from tests.api.fakes import JOB, FakeCoordinator, Served
 from tests.coordinator.dispatcher.test_dispatcher import JOB as WORD_COUNT
@@ -26,6 +28,13 @@ def test_series_of_a_vertex(served: Served, coordinator: FakeCoordinator) -> Non
     assert body["as_of_ms"] == coordinator.moments.as_of_ms
 
 
+def test_several_metrics_are_of_one_answer(served: Served, coordinator: FakeCoordinator) -> None:
+    body = served.json("GET", f"/v1/jobs/{JOB}/series?metric=busy_ratio,%20idle_ratio,busy_ratio&vertex={VERTEX}")
+    assert [each["metric"] for each in body["series"]] == ["busy_ratio", "idle_ratio"]
+    assert [call[3] for call in coordinator.calls if call[0] == "series"] == ["busy_ratio", "idle_ratio"]
+    assert len(",".join(METRICS)) < METRIC_CHARS_MAX
+
+
 def test_client_asks_for_all_vertices(served: Served, coordinator: FakeCoordinator) -> None:
     client = RestClient(served.url, served.token, reconnect_timeout_s=0)
     assert client.series(JOB, "busy_ratio")[0]["avg"] == [1.5]
@@ -36,7 +45,7 @@ def test_client_asks_for_all_vertices(served: Served, coordinator: FakeCoordinat
     "query",
     [
         "",
-        f"metric={'x' * 99}",
+        f"metric={'x' * 257}",
         "metric=busy_ratio&vertex=x",
         "metric=busy_ratio&subtasks=-1",
         "metric=busy_ratio&subtasks=²",

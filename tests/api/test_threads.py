@@ -19,13 +19,16 @@ from tests.api.fakes import JOB, FakeCoordinator, Served, serving
 TRIGGER = "ab" * 16
 VIEWERS = 60
 """More than the 40 threads that all requests share."""
-COMMANDS = [
-    ("PATCH", f"/v1/jobs/{JOB}", None),
-    ("GET", f"/v1/jobs/{JOB}/yarn-cancel", None),
-    ("POST", f"/v1/applications/{JOB}/cancel", None),
-    ("POST", f"/v1/jobs/{JOB}/checkpoints", {}),
-    ("POST", f"/v1/jobs/{JOB}/savepoints", {"target-directory": "/savepoints"}),
-    ("POST", f"/v1/jobs/{JOB}/stop", {"targetDirectory": "/savepoints"}),
+COMMANDS: list[tuple[str, str, Any, int]] = [
+    ("PATCH", f"/v1/jobs/{JOB}", None, 202),
+    ("GET", f"/v1/jobs/{JOB}/yarn-cancel", None, 202),
+    ("POST", f"/v1/applications/{JOB}/cancel", None, 202),
+    ("POST", f"/v1/jobs/{JOB}/checkpoints", {}, 202),
+    ("POST", f"/v1/jobs/{JOB}/savepoints", {"target-directory": "/savepoints"}, 202),
+    ("POST", f"/v1/jobs/{JOB}/stop", {"targetDirectory": "/savepoints"}, 202),
+    ("PUT", f"/v1/jobs/{JOB}/labels/safe", {"checkpoint": 7}, 200),
+    ("DELETE", f"/v1/jobs/{JOB}/labels/safe", None, 200),
+    ("GET", f"/v1/jobs/{JOB}/preflight", None, 200),
 ]
 READS = [
     ("GET", f"/v1/jobs/{JOB}/history"),
@@ -67,10 +70,10 @@ def test_viewers_who_wait_hold_up_no_command(served: Served, coordinator: FakeCo
         polls = [viewers.submit(served.request, "GET", f"/v1/jobs/{JOB}/checkpoints/{TRIGGER}", timeout=60) for _ in range(VIEWERS)]
         try:
             assert all(held.entered.acquire(timeout=10) for _ in range(40))
-            answers = [served.request(method, path, body, timeout=5).status for method, path, body in COMMANDS]
+            answers = [served.request(method, path, body, timeout=5).status for method, path, body, _ in COMMANDS]
         finally:
             held.released.set()
-        assert answers == [202] * len(COMMANDS)
+        assert answers == [status for *_, status in COMMANDS]
         assert {poll.result().status for poll in polls} == {200}
 
 

@@ -117,5 +117,31 @@ async def _read_never() -> None:
     assert in_turn._turns._value == turns.LOOKS_MAX  # given back once
 
 
+def test_answers_that_wait_for_nothing_leave_room_for_what_comes_meanwhile() -> None:
+    asyncio.run(_look_at_once())
+
+
+async def _look_at_once() -> None:
+    answered = 0
+
+    async def at_once(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal answered
+        answered += 1
+
+    async def drop(message: Message) -> None:
+        raise AssertionError
+
+    in_turn = turns.LookInTurn(at_once)
+    scope = {"type": "http", "method": "GET", "path": "/v1/jobs"}
+    looks = [asyncio.create_task(in_turn(scope, _nothing, drop)) for _ in range(20)]
+    most = 0
+    while not all(look.done() for look in looks):
+        before = answered
+        await asyncio.sleep(0)
+        most = max(most, answered - before)
+    assert (answered, most) == (20, turns.LOOKS_MAX)
+    assert in_turn._turns._value == turns.LOOKS_MAX
+
+
 async def _nothing() -> Message:
     raise AssertionError

@@ -69,15 +69,16 @@ def test_an_answer_that_nobody_waits_for_is_409(served: Served, coordinator: Fak
 
 def test_the_wire_of_questions_is_as_it_was() -> None:
     golden = json.loads((Path(__file__).parents[1] / "golden" / "worker_questions_v1.json").read_text())
-    registration = RegisterWorker(JOB, 0, 1, 3, "n", 42, "here", "tcp://127.0.0.1:9", "dir", questions=("stacks", "log"))
+    registration = RegisterWorker(JOB, 0, 1, 3, "n", 42, "here", "tcp://127.0.0.1:9", "dir", questions=tuple(QuestionKind))
     found = {
         "question": json.loads(codec.encode(WorkerQuestion("q1", "stacks", 2, 20, 50))),
         "registration.questions": json.loads(codec.encode(registration))["questions"],
         "stacks": json.loads(codec.encode(make_answer(QuestionKind.STACKS))),
         "log": json.loads(codec.encode(make_answer(QuestionKind.LOG))),
+        "stdout": json.loads(codec.encode(make_answer(QuestionKind.STDOUT))),
     }
     assert found == golden
-    for name in ("stacks", "log"):
+    for name in ("stacks", "log", "stdout"):
         assert json.loads(codec.encode(codec.decode(json.dumps(golden[name]), WorkerAnswer))) == golden[name]
 
 
@@ -124,6 +125,7 @@ def test_types_of_flame_graphs(served: Served, kind: str, samples: list[int]) ->
         (f"/v1/jobs/{JOB}/vertices/{'e' * 32}/flamegraph", 404, "has no vertex"),
         ("/v1/taskmanagers/nobody/thread-dump", 404, "no task manager"),
         ("/v1/taskmanagers/nobody/log", 404, "no task manager"),
+        ("/v1/taskmanagers/nobody/stdout", 404, "no task manager"),
     ],
 )
 def test_what_can_not_be_asked_is_said(served: Served, path: str, status: int, words: str) -> None:
@@ -193,7 +195,7 @@ def test_errors_of_questions_are_typed(
         raise error
 
     monkeypatch.setattr(FakeCoordinator, "ask_async", ask)
-    for path in (GRAPH, f"{WORKER}/thread-dump", f"{WORKER}/log"):
+    for path in (GRAPH, f"{WORKER}/thread-dump", f"{WORKER}/log", f"{WORKER}/stdout"):
         response = served.request("GET", path)
         assert response.status == status
         assert response.headers["X-Holdfast-Error"] == type(error).__name__
@@ -222,6 +224,15 @@ def test_a_log_has_flinks_shape(served: Served) -> None:
         assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
 
 
+def test_what_a_worker_printed_has_flinks_shape(served: Served, coordinator: FakeCoordinator) -> None:
+    response = served.request("GET", f"{WORKER}/stdout")
+    assert (response.status, response.data.decode()) == (200, "one\n<b>two</b>\n")
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Cache-Control"] == "no-store"
+    assert coordinator.calls[-1] == ("ask", JOB, 0, QuestionKind.STDOUT)
+
+
 @pytest.mark.parametrize(
     ("path", "access"),
     [
@@ -229,6 +240,7 @@ def test_a_log_has_flinks_shape(served: Served) -> None:
         (f"{WORKER}/thread-dump", Access.OPERATE),
         (f"{WORKER}/log", Access.OPERATE),
         (f"{WORKER}/logs/worker.log", Access.OPERATE),
+        (f"{WORKER}/stdout", Access.OPERATE),
     ],
 )
 def test_a_viewer_sees_stacks_and_no_log(path: str, access: Access) -> None:

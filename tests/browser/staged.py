@@ -84,7 +84,7 @@ class StagedCoordinator(FakeCoordinator):
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def moment(self, job_id: str | None = None) -> Moment:
+    def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
         now_ms = self.now_ms - (60_000 if self.is_stale else 0)
         return Moment(now_ms, str(now_ms // 500))
 

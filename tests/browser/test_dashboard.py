@@ -373,6 +373,41 @@ def test_stale_figures_say_so(browser: Browser, coordinator: StagedCoordinator) 
     browser.until("still stale", lambda: "stale" not in browser.text)
 
 
+HIDE = """
+window.waiting = 0
+const listen = document.addEventListener.bind(document)
+document.addEventListener = (kind, ...more) => { window.waiting += kind === "visibilitychange"; listen(kind, ...more) }
+Object.defineProperty(document, "hidden", { configurable: true, get: () => window.waiting >= 0 })
+"""
+SHOW = "window.waiting = -1; document.dispatchEvent(new Event('visibilitychange'))"
+
+
+def test_a_hidden_page_asks_nothing_and_a_shown_one_asks_at_once(browser: Browser) -> None:
+    browser.settled("Jobs")
+    browser.run(HIDE)
+    browser.until("it does not wait to be seen", lambda: browser.run("return window.waiting"))
+    browser.asked()
+    browser.run("fetch('session').then(() => { window.answered = true })")
+    browser.until("no answer", lambda: browser.run("return window.answered"))
+    assert [path_only(url) for url, _ in browser.asked()] == ["/ui/session"]
+    browser.run(SHOW)
+    browser.until("it does not ask", lambda: "/v1/jobs/overview" in [path_only(url) for url, _ in browser.asked()])
+
+
+def path_only(url: str) -> str:
+    return urlsplit(url).path
+
+
+def test_a_page_asks_once_for_all_its_series(browser: Browser) -> None:
+    for path in (f"jobs/{JOB}", f"jobs/{JOB}/vertices/{VERTICES[2]}"):
+        browser.asked()
+        browser.go(path)
+        browser.until("no line is drawn", lambda: browser.run("return document.querySelectorAll('.charts canvas').length >= 4"))
+        asked = {url for url, _ in browser.asked() if path_only(url).endswith("/series")}
+        assert len(asked) == 1
+        assert "busy_ratio" in asked.pop()
+
+
 def test_no_token_is_kept_where_scripts_find_it(browser: Browser) -> None:
     kept = "return [JSON.stringify([{...localStorage}, {...sessionStorage}]), document.cookie]"
     assert browser.run(kept) == ["[{},{}]", ""]

@@ -43,7 +43,8 @@ class Lengths:
 
     short: tuple[int, int]
     limit: int
-    """That time: of the job's heartbeats, of ZeroMQ's pings (barriers/zmq_transport.py), of the retries on S3 (docs/storage.md)."""
+    """That time: of the job's heartbeats, of ZeroMQ's pings (barriers/transport/zmq_transport.py), of the retries on S3
+    (docs/storage.md)."""
     long: tuple[int, int]
 
 

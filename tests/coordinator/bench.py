@@ -76,12 +76,15 @@ class Bench:
         settings.setdefault("max_concurrent_checkpoints", 1 if one_at_once else 1000)
         states = settings.pop("states", (ENTRIES,))
         first = settings.pop("first_checkpoint_id", 1)
+        erasure: int = settings.pop("newest_erasure", 0)
         self.config = JobConfig(**settings)
         self.tasks = tuple(tasks)
         graph = graph_of(self.tasks, self.config, states)
         self.stateless = not states
         store = CompletedCheckpointStore(self.config.retained_checkpoints, completed, first_checkpoint_id=first)
-        self.machine = CheckpointCoordinator(JOB, graph, rng=random.Random(7), completed=store, next_checkpoint_id=next_id)
+        self.machine = CheckpointCoordinator(
+            JOB, graph, rng=random.Random(7), completed=store, next_checkpoint_id=next_id, newest_erasure=erasure
+        )
         self.now = 0
         self.held: set[type[Any]] = set()
         self.actions: list[Action] = []

@@ -26,7 +26,7 @@ from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
 from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.restore.assign import assign_state
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.backends.operator import read_entries
 from holdfast.statebackends.errors import FencedError, InvalidConfigError
@@ -90,7 +90,7 @@ def new_backend(backend: str, graph: JobGraph, subtask: int, folder: str) -> Any
         subtask=subtask,
         local_dir=folder,
         now_ms=0,
-        settings=StateBackendSettings(incremental=graph.config.is_incremental),
+        settings=StateBackendSettings(incremental=graph.config.is_incremental, memory_inline_bytes=8_000),
     )
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.barriers.sinklog import PendingCheckpoint, SinkPaths, StagedFile
+from holdfast.barriers.sinks.log import PendingCheckpoint, SinkPaths, StagedFile
 from holdfast.chaos.sim.disk import SimDisk
 from holdfast.coordinator.dispatcher.submit import Starter, clear_ended
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, SubmissionRecord
@@ -20,7 +20,7 @@ from holdfast.coordinator.ha.store import (
     write_result,
     write_submission,
 )
-from holdfast.operators.sinks.log import Claimant, OpenLog, commit_flow, open_log_flow
+from holdfast.operators.sinks.files.log import Claimant, OpenLog, commit_flow, open_log_flow
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import Flow, WriteFile, run_flow

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.barriers.exchange.split_entries import ENUMERATOR_KIND, EnumeratorEntry, SplitEntry
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.split_entries import ENUMERATOR_KIND, EnumeratorEntry, SplitEntry
 from holdfast.coordinator.ha.snapshots import read_lists
 from holdfast.coordinator.restore.assign import assign_state, find_list_states
 from holdfast.statebackends.backends.operator import read_entries

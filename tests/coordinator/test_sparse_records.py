@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
-from holdfast.barriers.sinklog import SinkPaths
-from holdfast.barriers.sinkreading import read_log_flow
+from holdfast.barriers.sinks.log import SinkPaths
+from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
 from holdfast.coordinator.ha import store
 from holdfast.coordinator.ha.leadership import find_leader, open_directory
@@ -24,7 +24,7 @@ from holdfast.coordinator.ha.store import list_jobs, put_once, read_checkpoint, 
 from holdfast.coordinator.ownership import fsck
 from holdfast.coordinator.ownership.claims import find_owner
 from holdfast.coordinator.ownership.fsck import FsckRequest, check_directory
-from holdfast.operators.sinks.committer import living_snapshots_flow
+from holdfast.operators.sinks.files.committer import living_snapshots_flow
 from holdfast.operators.sources.materialised import load_manifest_flow
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths

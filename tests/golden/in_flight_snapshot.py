@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from holdfast.barriers.elements import Batch, Element, Watermark, WatermarkStatus
+from holdfast.barriers.exchange.wiring import derive_inputs
 from holdfast.barriers.jobgraph import JobGraph, Partitioning
 from holdfast.barriers.messages import SubtaskKey
-from holdfast.barriers.wiring import derive_inputs
 from holdfast.operators.task.inflight import EdgeLog, InFlight, SubtaskEdges
 from holdfast.statebackends.backend import SnapshotTarget
 from holdfast.statebackends.handles import ChannelState, OperatorState, OperatorSubtaskState

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.inflight import decode, encode
+from holdfast.barriers.alignment.inflight import decode, encode
 from holdfast.coordinator.restore.in_flight import assign_in_flight
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import FileHandle, InlineHandle

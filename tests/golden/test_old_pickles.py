@@ -96,6 +96,20 @@ def test_a_class_whose_module_moved_since_is_found_by_its_former_name() -> None:
     assert repr(SPEC.decode(old)) == repr(hf.Tumbling(seconds=3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "former"),
+    [
+        (hf.CommitPosition, "holdfast.barriers.stagedsink"),
+        (hf.FileSink, "holdfast.operators.sinks.parquet"),
+        (hf.CommitOwner, "holdfast.operators.sinks.positions"),
+        (hf.StagedSink, "holdfast.operators.sinks.staged"),
+        (hf.CommitTarget, "holdfast.operators.sinks.target"),
+    ],
+)
+def test_classes_of_sinks_are_found_by_their_former_names(kind: type[Any], former: str) -> None:
+    assert SPEC.decode(f"c{former}\n{kind.__qualname__}\n.".encode()) is kind
+
+
 def test_a_module_that_never_was_is_corrupt_state_under_an_old_name_too() -> None:
     for module in (b"statebackends.nothing", b"nothing.at_all"):
         with pytest.raises(CorruptStateError, match="nothing"):

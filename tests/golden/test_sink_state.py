@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitMark, CommitPosition, StagedCheckpoint, StagedState, decode_staged_state
-from holdfast.operators.sinks.staging import Marker
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitMark, CommitPosition, StagedCheckpoint, StagedState, decode_staged_state
+from holdfast.operators.sinks.targets.staging import Marker
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "sink_state_v1.json").read_text())

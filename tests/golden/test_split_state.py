@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.barriers.split_entries import STATE_VERSION, EnumeratorEntry
+from holdfast.barriers.exchange.split_entries import STATE_VERSION, EnumeratorEntry
 from holdfast.operators.connectors.kafka.partitions import Bounds, Found, KafkaPartition, PartitionEnumerator
 from holdfast.operators.connectors.nats.source import NatsSplit
 from holdfast.operators.sources.file_formats import FileSplit

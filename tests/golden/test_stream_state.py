@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import LogPosition, StagedFile
-from holdfast.barriers.stagedsink import CommitPosition
-from holdfast.operators.sinks.query_batches import BatchCommitted, BatchSeal
+from holdfast.barriers.sinks.log import LogPosition, StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition
+from holdfast.operators.sinks.queries.batches import BatchCommitted, BatchSeal
 from holdfast.operators.sources.materialised import ChunkFile
 from holdfast.operators.sources.stream import StreamPosition, decode_stream_positions
 from holdfast.operators.sources.stream_input import (

@@ -33,7 +33,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from holdfast.barriers.transport import LocalNetwork, LocalTransport
+from holdfast.barriers.transport.port import LocalNetwork, LocalTransport
 from holdfast.coordinator.restore.in_flight import assign_in_flight
 from holdfast.operators.base import JobPlan, UserCall
 from holdfast.operators.task.calls import call_and_wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,8 @@ class HangingCountPerKey(CountPerKey):
 
     def process_element(self, value: Any, ctx: Any, out: Any) -> None:
         if value["key"] == 0:
+            if os.path.exists(self.file):
+                sys.stdout.write("waits for the end of a file\n")
             wait_for_the_end_of(self.file, f"a-row-of-customer-{value['id']}")
         super().process_element(value, ctx, out)
 

@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import JobExistsError, UnclaimedStateError
 from holdfast.statebackends.factory import BackendKind

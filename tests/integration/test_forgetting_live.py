@@ -20,7 +20,7 @@ from holdfast.api.cli.main import app
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from tests.api.test_forgetting import files_with
 from tests.integration.counting import GUEST, GUEST_ROWS, KEYS, NAMED, CountPerName, make_named_batch

@@ -36,7 +36,7 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.barriers.sinklog import CommitEntry, LogPosition, MergeEntry, MergePlan, OwnerEntry, PendingCheckpoint, StagedFile
+from holdfast.barriers.sinks.log import CommitEntry, LogPosition, MergeEntry, MergePlan, OwnerEntry, PendingCheckpoint, StagedFile
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,
@@ -51,7 +51,7 @@ from holdfast.coordinator.ha.records import (
     VoidRecord,
 )
 from holdfast.coordinator.totals import OperatorTotals
-from holdfast.operators.sinks.log import Committable
+from holdfast.operators.sinks.files.log import Committable
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,

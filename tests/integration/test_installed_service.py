@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from holdfast.operators.sinks.parquet import read_committed
+from holdfast.operators.sinks.files.parquet import read_committed
 from tests.harness.installed import PACKAGES, ROOT, clean_environment, installed_once
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import CheckpointFailedError
 from tests.integration.counting import (

@@ -21,7 +21,7 @@ from holdfast.api.settings import ServerSettings
 from holdfast.barriers.jobgraph import RestartStrategy, Submission, SubmissionAccepted
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.worker.main import WorkerSpec, pickle_plan
 from holdfast.statebackends.factory import BackendKind

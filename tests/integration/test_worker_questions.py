@@ -12,7 +12,7 @@ from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.coordinator.explain.records import CauseKind
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink
+from holdfast.operators.sinks.files.parquet import ParquetSink
 from holdfast.operators.sources.generator import GeneratorSource
 from tests.integration.counting import SCHEMA, HangingCountPerKey, make_batch
 from tests.integration.test_two_processes import TOKEN, Cluster, committed, eventually, expected
@@ -72,6 +72,8 @@ def check_what_is_said(cluster: Cluster, job: str) -> None:
     dumps = [get(f"/v1/taskmanagers/{job}_slot-{slot}/thread-dump") for slot in range(2)]
     assert any("wait_for_the_end_of" in body for _, body in dumps)
     assert all("holdfast-watch" in body for _, body in dumps)
+    printed = [get(f"/v1/taskmanagers/{job}_slot-{slot}/stdout") for slot in range(2)]
+    assert sorted(printed) == [(200, ""), (200, "waits for the end of a file\n")]
     status, log = get(f"/v1/taskmanagers/{job}_slot-0/log")
     assert status == 200
     assert all("a-row-of-customer" not in body for _, body in [*seen, *dumps, (status, log), (0, text)])

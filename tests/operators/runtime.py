@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.credits import ReceiverCredit
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import InputGate
+from holdfast.barriers.alignment.tracker import BarrierTracker
+from holdfast.barriers.alignment.valve import MultiInputValve
 from holdfast.barriers.elements import Batch, Element, ElementEvent, LatencyMarker
-from holdfast.barriers.gate import InputGate
+from holdfast.barriers.exchange.credits import ReceiverCredit
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, OperatorDescription, Partitioning
 from holdfast.barriers.messages import Answerable, SubtaskKey, SubtaskStatus, TaskState
-from holdfast.barriers.tracker import BarrierTracker
-from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.base import Operator, Poll, UserCall
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import (

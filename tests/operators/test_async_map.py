@@ -20,7 +20,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.async_map import REQUESTS, AsyncMapOperator, RetryStrategy
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.pool import ThreadPool
 from holdfast.statebackends.errors import (

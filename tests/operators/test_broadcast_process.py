@@ -30,7 +30,7 @@ from holdfast.operators.functions.operator_state import BroadcastState, broadcas
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
 from holdfast.operators.functions.selectors import key_selector
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.backend import OperatorListState
 from holdfast.statebackends.errors import GraphError, ReadOnlyStateError, StateValueError, UndeclaredStateError

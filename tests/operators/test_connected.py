@@ -27,7 +27,7 @@ from holdfast.operators.functions.process import Collector, ProcessContext, Proc
 from holdfast.operators.functions.rows import MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
 from holdfast.operators.functions.selectors import key_selector
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import GraphError, InvariantError, TooManyRowsSkippedError
 from holdfast.statebackends.state import ListStateDescriptor, ValueStateDescriptor

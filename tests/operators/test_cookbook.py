@@ -12,7 +12,7 @@ import pytest
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.storage.port import Storage
 from tests.cookbook import COOKBOOK, RECIPES, load

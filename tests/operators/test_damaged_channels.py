@@ -8,8 +8,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from holdfast.barriers.alignment.inflight import encode
 from holdfast.barriers.elements import Batch, Element, Watermark
-from holdfast.barriers.inflight import encode
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import Deployment, InFlightRestore, RestoredChannel, RestoredPiece, SubtaskDeployment
 from holdfast.operators.functions.schema import declared_type

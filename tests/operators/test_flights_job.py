@@ -21,7 +21,7 @@ from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.aggregates import count, max, mean
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Storage

@@ -40,7 +40,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
     WorkerQuestion,
 )
-from holdfast.barriers.socketfolder import SocketFolder, make_socket_folder
+from holdfast.barriers.transport.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
 from holdfast.operators.worker.answers import QUESTIONS, Answering
@@ -56,6 +56,7 @@ from holdfast.operators.worker.gateway import (
     UnreachableError,
 )
 from holdfast.operators.worker.kept_log import KeptLog
+from holdfast.operators.worker.kept_output import KeptOutput
 from holdfast.operators.worker.leader_retrieval import SILENT_ROUNDS
 from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
@@ -258,7 +259,7 @@ class Answers(Answering):
 
     def __init__(self) -> None:
         self.log = KeptLog()
-        super().__init__(0, StackSampler(threading.get_ident(), lambda: None), self.log)
+        super().__init__(0, StackSampler(threading.get_ident(), lambda: None), self.log, KeptOutput())
         self.broken, self.failures = False, 0
 
     def sample(self, question: WorkerQuestion) -> None:
@@ -283,7 +284,7 @@ def answers(fake: FakeCoordinator) -> Iterator[Answers]:
 def test_questions_are_answered_while_the_loop_does_nothing(fake: FakeCoordinator, answers: Answers) -> None:
     fake.questions += [WorkerQuestion("q1", "stacks", 0, 2, 10), WorkerQuestion("q2", "log", 0), WorkerQuestion("q3", "heap", 0)]
     eventually(lambda: fake.of("answers")[-1:] and fake.of("answers")[-1].question == "q3", "the newest answer")
-    assert fake.of("register")[0].questions == ("stacks", "log")
+    assert fake.of("register")[0].questions == ("stacks", "log", "stdout")
     fake.questions.append(WorkerQuestion("q4", "stacks", 0, 2, 10))
     eventually(lambda: fake.of("answers")[-1].question == "q4", "the last answer")
     assert {answer.question: answer.known for answer in fake.of("answers")}["q3"] is False

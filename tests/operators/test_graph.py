@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, Partitioning, RestartStrategy
-from holdfast.barriers.sinklog import SinkPaths
+from holdfast.barriers.sinks.log import SinkPaths
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import KeyedStream, Stream
 from holdfast.operators.functions.aggregates import count, max, mean, sum
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.staging import StagingPaths
+from holdfast.operators.sinks.targets.staging import StagingPaths
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, UnknownColumnError
 from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor

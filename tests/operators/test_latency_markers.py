@@ -8,12 +8,12 @@ import pytest
 from msgspec import UNSET
 
 import holdfast as hf
-from holdfast.barriers.channels import OutputGate, OutputSettings
-from holdfast.barriers.credits import CreditAnnouncement
 from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfData, LatencyMarker
-from holdfast.barriers.frames import ChannelId, Frame
+from holdfast.barriers.exchange.channels import OutputGate, OutputSettings
+from holdfast.barriers.exchange.credits import CreditAnnouncement
+from holdfast.barriers.exchange.frames import ChannelId, Frame
+from holdfast.barriers.exchange.partition import BroadcastPartitioner
 from holdfast.barriers.messages import SubtaskMetrics
-from holdfast.barriers.partition import BroadcastPartitioner
 from holdfast.operators.base import Poll
 from holdfast.operators.task.source_operator import SourceOperator
 from tests.operators.runtime import Bench, ListReader, ListSource, ManualClock, Recording

@@ -14,7 +14,7 @@ import pytest
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.functions.process import Collector, ProcessContext, ProcessFunction
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.state import ValueStateDescriptor
 from tests.operators.test_cookbook import OUTPUTS, open_output, run

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows
 
-from holdfast.operators.sinks import formats
-from holdfast.operators.sinks.parquet import FileSink
+from holdfast.operators.sinks.files import formats
+from holdfast.operators.sinks.files.parquet import FileSink
 from holdfast.operators.spark.formats import OutputDataSource
 from holdfast.operators.spark.output_source import OutputOptions, OutputReader
 from holdfast.operators.spark.output_stream import OutputStreamReader

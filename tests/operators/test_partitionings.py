@@ -24,7 +24,7 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.datastream.unpicklable import check_picklable
 from holdfast.operators.functions.partitioning import CustomPartitioning, custom_partitioning
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import GraphError, PartitionOutOfRangeError, UnknownColumnError, UserFunctionError
 from holdfast.statebackends.storage.port import Storage

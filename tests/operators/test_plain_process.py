@@ -17,7 +17,7 @@ from holdfast.operators.datastream.stream import ConnectedStreams, Stream
 from holdfast.operators.functions.connected import CoProcessFunction, CoProcessOperator
 from holdfast.operators.functions.process import Collector, PlainProcessOperator, ProcessContext, ProcessFunction
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.statebackends.errors import (
     GraphError,

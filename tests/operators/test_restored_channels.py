@@ -13,12 +13,13 @@ from holdfast.barriers.elements import Batch, Element, Watermark
 from holdfast.barriers.jobgraph import Partitioning
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from holdfast.coordinator.restore.in_flight import assign_in_flight
-from holdfast.operators.task.inflight import InFlight, SubtaskEdges
+from holdfast.operators.task.inflight import EdgeLog, InFlight, SubtaskEdges
 from holdfast.operators.task.restored_channels import ChannelLoader
 from holdfast.statebackends.backend import SnapshotTarget
-from holdfast.statebackends.handles import ChannelState, FileHandle
+from holdfast.statebackends.handles import ChannelState, FileHandle, SegmentHandle
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery
 from holdfast.statebackends.local_recovery.storage import KeepingStorage, RestoredBytes, held_paths
+from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.restore.test_in_flight import batch, graph_of
 from tests.statebackends.test_local_recovery import Remote
@@ -103,3 +104,20 @@ def test_storage_stands_in_for_a_damaged_copy_which_is_then_a_good_one(flight: F
 def test_without_copies_all_of_it_comes_from_storage(flight: Flight) -> None:
     found, restored = flight.restore(None)
     assert (found, restored.local, len(flight.remote.reads)) == (EXPECTED, 0, 1)
+
+
+def test_tables_and_records_in_flight_of_one_operator_are_merged_into_two_files(tmp_path: Path) -> None:
+    """Both are in the folder of the checkpoint with `memory`, and with `filesystem` where it makes no increments."""
+    storage, graph = Remote(tmp_path / "state"), graph_of(Partitioning.REBALANCE, 1, 1)
+    target = SnapshotTarget(1, FOLDER, "out-0-1-n", False, 0, pack_threshold=1 << 20)
+    flight = InFlight(SubtaskEdges(graph, SubtaskKey(graph.vertices[1].vertex_id, 0)), ())
+    flight.take_inputs([(0, STORED)])
+    flight.take_outputs([EdgeLog(0, "output", ((0, STORED),))])
+    channels = run_flow(flight.flow(target), storage)
+    writer = PartsWriter(target)
+    parts = [writer.add(bytes([number]) * 20, f"table-{number}") for number in range(2)]
+    run_flow(writer.store(), storage)
+    packed = [{part.handle for part in parts}, {channel.part for channel in channels}]
+    assert [{type(handle) for handle in handles} for handles in packed] == [{SegmentHandle}, {SegmentHandle}]
+    assert packed[0].isdisjoint(packed[1])
+    assert len({handle.path for handles in packed for handle in handles if isinstance(handle, SegmentHandle)}) == 2

@@ -23,7 +23,7 @@ from holdfast.operators.functions.rows import MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.functions.side_outputs import SIDE_OUTPUTS_MAX, OutputTag, declared_side_outputs
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.statebackends.errors import GraphError, SchemaMismatchError, UndeclaredOutputError

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit
-from holdfast.barriers.debloat import ChannelBudget, DebloatSettings
 from holdfast.barriers.elements import Batch, Watermark
+from holdfast.barriers.exchange.credits import CreditAnnouncement, ReceiverCredit
+from holdfast.barriers.exchange.debloat import ChannelBudget, DebloatSettings
 from holdfast.operators.base import Operator
 from holdfast.operators.task.input import OutputRoom
 from tests.operators.runtime import Bench, ManualClock, Port

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from holdfast.barriers.messages import ShutdownWorker, StandBy, StandbyOrder
-from holdfast.barriers.processes import fingerprint_of, is_running
+from holdfast.barriers import codec
+from holdfast.barriers.messages import LOOKS_MAX, ProcessLook, ShutdownWorker, StandBy, StandbyOrder
+from holdfast.barriers.processes import fingerprint_of, has_ended, is_running, sight
+from holdfast.operators.spark.access import count_hosts
 from holdfast.operators.spark.progress import seen_workers
 from holdfast.operators.spark.slots import WorkerTemplate
 from holdfast.operators.spark.supervisor import (
@@ -30,7 +37,8 @@ from holdfast.operators.spark.supervisor import (
 from holdfast.operators.worker.main import WorkerSpec, ordered
 from holdfast.operators.worker.session import BACKOFF_MIN_MS
 from holdfast.operators.worker.session_events import BACKOFF_MAX_MS
-from holdfast.operators.worker.standby import Ask, Waiting
+from holdfast.operators.worker.standby import LOOKING_MS, Ask, Look, Waiting, look_for
+from holdfast.statebackends.errors import ProtocolError
 
 MESSAGE = StandBy("job", 2, 3, 4, "nonce", 5, "host", 1, "proof")
 
@@ -45,6 +53,29 @@ def test_it_asks_until_there_is_a_slot(waiting: Waiting) -> None:
     assert waiting.answered(StandbyOrder(1)) == Ask(MESSAGE, 0), "the coordinator holds the question back: there is no pause"
     order = StandbyOrder(1, 0, 1, 9, "its proof")
     assert waiting.answered(order) == order
+
+
+def test_it_looks_for_others_and_tells_what_it_found_once(waiting: Waiting) -> None:
+    looks = (ProcessLook(7, "f"), ProcessLook(8, "g"))
+    assert waiting.answered(StandbyOrder(1, looks=looks)) == Look(looks)
+    assert waiting.looked(["g"]) == Ask(replace_message(ended=("g",)), 0)
+    assert waiting.failed(0).message == MESSAGE, "what got lost is asked for again"
+    assert waiting.looked([]) == Ask(MESSAGE, 0)
+
+
+def replace_message(**fields: object) -> StandBy:
+    return msgspec.structs.replace(MESSAGE, **fields)
+
+
+def test_more_than_it_can_be_asked_for_is_no_message() -> None:
+    for message in (
+        replace_message(ended=("f",) * (LOOKS_MAX + 1)),
+        replace_message(ended=("f" * 65,)),
+        replace_message(sight="f" * 65),
+        StandbyOrder(1, looks=(ProcessLook(1, "f"),) * (LOOKS_MAX + 1)),
+    ):
+        with pytest.raises(ProtocolError):
+            codec.decode(codec.encode(message), type(message))
 
 
 def test_it_leaves_with_the_job(waiting: Waiting) -> None:
@@ -90,6 +121,22 @@ def test_it_asks_ever_more_rarely_while_nobody_answers(waiting: Waiting) -> None
     waiting.answered(StandbyOrder(1))
     assert waiting.unreachable_since_ms is None
     assert waiting.failed(500).delay_ms <= BACKOFF_MIN_MS
+
+
+@pytest.mark.parametrize(
+    ("executors", "hosts"),
+    [
+        ([], 1),
+        (["driver"], 1),
+        (["driver", "driver"], 1),
+        (["driver", "a", "b"], 2),
+        (["a", "driver", "driver", "a"], 2),
+        (["10.0.0.9", "a"], 2),
+    ],
+)
+def test_hosts_are_those_of_executors_with_the_drivers_if_one_runs_there(executors: list[str], hosts: int) -> None:
+    """Spark names the driver among its executors, once; under a name that it is not known by, it counts as a host."""
+    assert count_hosts(executors, "driver") == hosts
 
 
 SPEC = WorkerSpec("job", 2, 3, 4, "http://here", None, "state", b"", "local", spawn=7, launch_token="mine", stands_by=True)
@@ -153,7 +200,55 @@ def test_a_job_does_without_a_worker_that_can_never_stand_by() -> None:
     assert supervisor.running == (0,)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@contextmanager
+def a_process() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@ON_LINUX
+def test_a_killed_process_is_found_to_have_ended_and_a_stopped_one_is_not() -> None:
+    with a_process() as dies, a_process() as lives:
+        looks = [ProcessLook(child.pid, fingerprint_of(child.pid)) for child in (dies, lives)]
+        lives.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        assert look_for(looks) == []
+        assert time.monotonic() - began >= LOOKING_MS / 1000 - 0.01
+        dies.kill()
+        assert look_for(looks) == [looks[0].fingerprint]
+        dies.wait()
+        assert look_for(looks) == [looks[0].fingerprint]
+        lives.send_signal(signal.SIGCONT)
+        assert not has_ended(lives.pid, looks[1].fingerprint)
+
+
+@ON_LINUX
+def test_what_cant_be_told_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_process() as child:
+        fingerprint = fingerprint_of(child.pid)
+        assert has_ended(child.pid, "0" * 32), "another one has its pid"
+        assert not has_ended(child.pid, ""), "a process without a fingerprint was never seen"
+        monkeypatch.setattr("holdfast.barriers.processes._PROC", "/nowhere")
+        assert not has_ended(child.pid, fingerprint), "no process can be seen at all"
+        assert sight() == ""
+
+
+@ON_LINUX
+def test_processes_of_one_owner_and_namespace_see_each_other() -> None:
+    code = "from holdfast.barriers.processes import sight; print(sight())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == sight()
+    assert len(sight()) == 32
+
+
+@ON_LINUX
 def test_a_process_runs_until_it_has_ended_even_if_nobody_has_taken_note() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec import UNSET
 
+from holdfast.barriers.alignment.tracker import BarrierTracker
 from holdfast.barriers.elements import (
     MAX_WATERMARK,
     Batch,
@@ -31,7 +32,6 @@ from holdfast.barriers.messages import (
     TaskState,
     TriggerCheckpoint,
 )
-from holdfast.barriers.tracker import BarrierTracker
 from holdfast.operators.base import Operator, Poll
 from holdfast.operators.task.context import CancelSubtask, FailSubtask, SourceReady
 from holdfast.operators.task.source_operator import SourceOperator

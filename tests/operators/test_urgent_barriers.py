@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from msgspec import UNSET
 
+from holdfast.barriers.alignment.inflight import ELEMENT_BYTES, decode
 from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, Watermark, WatermarkStatus
-from holdfast.barriers.inflight import ELEMENT_BYTES, decode
 from holdfast.barriers.messages import AcknowledgeCheckpoint, DeclineCheckpoint, FailureReason, NotifyCheckpointAborted
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.handles import FileHandle, InlineHandle

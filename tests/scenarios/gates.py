@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import AbortCheckpoint, BarrierHandler, TriggerSnapshot
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import Delivered, GateOutput, InputGate
+from holdfast.barriers.alignment.handler import AbortCheckpoint, BarrierHandler, TriggerSnapshot
+from holdfast.barriers.alignment.tracker import BarrierTracker
 from holdfast.barriers.elements import Batch, CancelMarker, CheckpointBarrier, Element, EndOfPartition
-from holdfast.barriers.gate import Delivered, GateOutput, InputGate
-from holdfast.barriers.tracker import BarrierTracker
 from tests.scenarios.notation import (
     Event,
     Trace,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-GATE = "tests/barriers/test_overtaking.py"
-OUTPUT = "tests/barriers/test_output_overtaking.py"
+GATE = "tests/barriers/alignment/test_overtaking.py"
+OUTPUT = "tests/barriers/exchange/test_output_overtaking.py"
 TASK = "tests/operators/test_urgent_barriers.py"
 EDGES = "tests/operators/datastream/test_overtaking.py"
 RESTORE = "tests/coordinator/restore/test_in_flight.py"
 COORDINATOR = "tests/coordinator/checkpoints/test_checkpoint_coordinator.py"
-DEBLOAT = "tests/barriers/test_debloat.py"
+DEBLOAT = "tests/barriers/exchange/test_debloat.py"
 BACKLOG = "tests/coordinator/checkpoints/test_backlog.py"
 JOB = "tests/operators/worker/test_loop.py"
 
@@ -16,7 +16,7 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "wrong channels or buffers stored, with two gates, old barriers, cancellations": (
         (18139, 20645, 20654),
         (
-            "tests/barriers/test_gate_model.py::test_the_gate_does_what_the_rules_say",
+            "tests/barriers/alignment/test_gate_model.py::test_the_gate_does_what_the_rules_say",
             f"{GATE}::test_state_and_in_flight_data_are_all_in_front_of_the_barrier",
             f"{OUTPUT}::test_what_is_no_record_of_the_past_is_not_stored",
         ),
@@ -91,7 +91,7 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         (
             f"{DEBLOAT}::test_it_grows_back_from_the_floor_within_five_periods",
             f"{DEBLOAT}::test_growth_does_not_wait_for_the_look_and_is_not_taken_back",
-            "tests/barriers/test_channels.py::test_no_frame_is_above_a_quarter_unless_it_is_one_row",
+            "tests/barriers/exchange/test_channels.py::test_no_frame_is_above_a_quarter_unless_it_is_one_row",
         ),
     ),
     "first checkpoint ignored the backlog interval": (

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import AbortCheckpoint, InFlightCollected, TriggerSnapshot
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import Delivered, GateOutput, InputGate
+from holdfast.barriers.alignment.handler import AbortCheckpoint, InFlightCollected, TriggerSnapshot
 from holdfast.barriers.elements import Batch, CheckpointBarrier, Element
-from holdfast.barriers.gate import Delivered, GateOutput, InputGate
 from tests.scenarios.gates import RECORD_SIZE, element_of, token_of
 from tests.scenarios.notation import (
     Event,
@@ -27,9 +27,9 @@ from tests.scenarios.notation import (
 from tests.scenarios.outcome import Covered, Failed, Outcome, Passed
 from tests.scenarios.tables import Row, UnparsedError
 
-TESTS = "tests/barriers/test_overtaking.py"
+TESTS = "tests/barriers/alignment/test_overtaking.py"
 REQUIREMENTS = {
-    "C13": "tests/barriers/test_output_overtaking.py::test_c13_a_barrier_overtakes_its_own_output",
+    "C13": "tests/barriers/exchange/test_output_overtaking.py::test_c13_a_barrier_overtakes_its_own_output",
     "C14": f"{TESTS}::test_c14_an_abort_while_channels_are_collected_leaves_nothing",
     "C15": f"{TESTS}::test_c15_a_savepoint_aligns_where_checkpoints_overtake",
     "C16": f"{TESTS}::test_c16_what_was_in_flight_comes_before_any_new_input",

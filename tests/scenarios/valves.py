@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from holdfast.barriers.alignment.valve import StatusWatermarkValve, TimeSignal
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, WatermarkStatus
-from holdfast.barriers.valve import StatusWatermarkValve, TimeSignal
 from tests.scenarios.notation import channel_index, is_empty, parse_setting, plain
 from tests.scenarios.outcome import Failed, Outcome, Passed
 from tests.scenarios.tables import Row, UnparsedError

@@ -9,8 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from holdfast.barriers.alignment.inflight import encode
 from holdfast.barriers.elements import Batch, Element, Watermark
-from holdfast.barriers.inflight import encode
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, Partitioning
 from holdfast.barriers.messages import CheckpointKind, Deploy, Deployment, SubtaskStatus, TaskState
 from holdfast.chaos.checkers.in_flight import InFlightChecker

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.barriers.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
 from holdfast.barriers.elements import Batch
+from holdfast.barriers.exchange.credits import CreditAnnouncement, ReceiverCredit, SenderCredit
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,

@@ -225,13 +225,13 @@ def test_coverage_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def measure(requests: list[Any], **_: Any) -> CoverageReport:
         asked.extend(request.seed for request in requests)
-        return CoverageReport(len(requests), 71.5, {"barriers": 80.0}, ("holdfast.barriers.transport",))
+        return CoverageReport(len(requests), 71.5, {"barriers": 80.0}, ("holdfast.barriers.transport.port",))
 
     monkeypatch.setattr(coverage, "measure", measure)
     output = call("sim", "--seeds", "20", "--start", "10", "--workload", "good", "--jobs", "1")
     assert asked == [10, 11]
     assert paragraphs(output)["coverage"] == "71.5 % of branches in 2 runs (barriers 80.0 %)"
-    assert paragraphs(output)["never ran"] == "holdfast.barriers.transport"
+    assert paragraphs(output)["never ran"] == "holdfast.barriers.transport.port"
 
 
 def test_an_interruption_while_measuring_coverage_leaves_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_only_what_runs_after_the_imports_counts() -> None:
     assert found.runs == 3
     assert "holdfast.statebackends.keygroups" not in found.never_ran
     idle = {
-        "holdfast.barriers.aligner",
+        "holdfast.barriers.alignment.aligner",
         "holdfast.statebackends.snapshot.parts",
     }
     assert idle <= set(found.never_ran)

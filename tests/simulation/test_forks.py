@@ -16,16 +16,16 @@ import msgspec
 import pytest
 
 import holdfast.coordinator.restore.sink_forks as sink_forks_module
-import holdfast.operators.sinks.committer as committer_module
+import holdfast.operators.sinks.files.committer as committer_module
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.sinklog import FORK_PROPERTY
+from holdfast.barriers.sinks.log import FORK_PROPERTY
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SavepointRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.restore.plan import SubmissionPlan, check_submission
 from holdfast.coordinator.restore.sink_forks import Fate
-from holdfast.operators.sinks.log import end_log_flow
-from holdfast.operators.sinks.parquet import read_log
+from holdfast.operators.sinks.files.log import end_log_flow
+from holdfast.operators.sinks.files.parquet import read_log
 from holdfast.statebackends.errors import FencedError, HoldfastError, OutputMayRepeatError
 from holdfast.statebackends.handles import InlineHandle, OperatorListHandle, OperatorSubtaskState
 from holdfast.statebackends.layout import JobPaths

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pytest
 
 import holdfast.operators.worker.deploy as deploy_module
-from holdfast.barriers.aligner import Aligner
-from holdfast.barriers.alignment import BarrierReceived, TriggerSnapshot
-from holdfast.barriers.channels import OutputChannel, OutputSettings
-from holdfast.barriers.credits import CreditAnnouncement, SenderCredit
+from holdfast.barriers.alignment.aligner import Aligner
+from holdfast.barriers.alignment.gate import Delivered, InputGate
+from holdfast.barriers.alignment.handler import BarrierReceived, TriggerSnapshot
+from holdfast.barriers.alignment.tracker import BarrierTracker
+from holdfast.barriers.alignment.valve import StatusWatermarkValve
 from holdfast.barriers.elements import Batch, CheckpointBarrier, Watermark
-from holdfast.barriers.frames import ChannelId
-from holdfast.barriers.gate import Delivered, InputGate
-from holdfast.barriers.tracker import BarrierTracker
-from holdfast.barriers.valve import StatusWatermarkValve
-from holdfast.barriers.wiring import derive_inputs
+from holdfast.barriers.exchange.channels import OutputChannel, OutputSettings
+from holdfast.barriers.exchange.credits import CreditAnnouncement, SenderCredit
+from holdfast.barriers.exchange.frames import ChannelId
+from holdfast.barriers.exchange.wiring import derive_inputs
 from holdfast.chaos.checkers import INVARIANTS
 from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.elements import Batch
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage

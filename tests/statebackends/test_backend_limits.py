@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from holdfast.statebackends.errors import (
@@ -44,7 +45,10 @@ def rocks(tmp_path: Path) -> Iterator[Any]:
 # --------------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("name", ["memory_snapshot_bytes_max", "incremental", *RocksDBConfig.__struct_fields__])
+HEAP_SETTINGS = ("memory_snapshot_bytes_max", "memory_inline_bytes", "incremental")
+
+
+@pytest.mark.parametrize("name", [*HEAP_SETTINGS, *RocksDBConfig.__struct_fields__])
 @pytest.mark.parametrize("value", [-1, 1 << 60, True, 1.5, "5 MiB", None])
 def test_settings_out_of_bounds_are_refused_by_name(name: str, value: Any) -> None:
     if value is True and name in ("incremental", "background_compaction"):
@@ -83,6 +87,77 @@ def test_a_memory_savepoint_is_files_of_any_size(tmp_path: Path) -> None:
     backend.get_state(BLOB).update(os.urandom(20_000))
     handles, _ = cluster.take(backend, canonical=True)
     assert [type(part) for handle in handles for part in handle.parts] == [FileHandle]
+
+
+def test_a_large_table_of_memory_is_a_file_as_it_is_in_memory_and_a_small_one_is_inline(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory")
+    backend = cluster.backend([BLOB, COUNT])
+    for number, key in enumerate(KEYS):
+        use(backend, key)
+        backend.get_state(BLOB).update(bytes(5_000))
+        backend.get_state(COUNT).update(number)
+    (handle,), folder = cluster.take(backend)
+    large, small = handle.parts
+    assert isinstance(large, FileHandle)
+    assert isinstance(small, InlineHandle)
+    assert large.path.startswith("op-")  # one of the checkpoint's own, which goes with it
+    assert large.length > len(KEYS) * 5_000
+    path = tmp_path / "state" / folder / large.path
+    table = pa.ipc.open_file(path).read_all()
+    assert {len(value) for value in table.column("value").to_pylist()} == {5_000}
+    restored = cluster.restored(((handle,), folder), [BLOB, COUNT])
+    for number, key in enumerate(KEYS):
+        use(restored, key)
+        assert (restored.get_state(BLOB).value(), restored.get_state(COUNT).value()) == (bytes(5_000), number)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(50_000, InlineHandle), (70_000, FileHandle)])
+def test_tables_of_memory_are_inline_below_64_kib(size: int, kind: type, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory")
+    backend = cluster.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(bytes(size))
+    for threshold in (0, 1 << 20):
+        (handle,), _ = cluster.finish(backend.snapshot(threshold + 1), inline_threshold=threshold)
+        assert [type(part) for part in handle.parts] == [kind]
+
+
+def test_files_of_memory_do_not_count_for_what_travels_in_an_acknowledgement(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory", StateBackendSettings(memory_snapshot_bytes_max=10_000))
+    backend = cluster.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(os.urandom(200_000))
+    (handle,), _ = cluster.take(backend)
+    assert [type(part) for part in handle.parts] == [FileHandle]
+
+
+@pytest.mark.parametrize(("damage", "reason"), [("missing", "missing"), ("short", "length"), ("foreign", "checksum")])
+def test_a_damaged_file_of_memory_is_named_with_its_operator(damage: str, reason: str, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "memory")
+    backend = cluster.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(bytes(100_000))
+    handles, folder = cluster.take(backend)
+    path = tmp_path / "state" / folder / handles[0].parts[0].path  # type: ignore[union-attr]
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[:-1] if damage == "short" else bytes(len(content)))
+    with pytest.raises(CorruptStateError, match=path.name) as raised:
+        cluster.restored((handles, folder), [BLOB])
+    assert (raised.value.operator, raised.value.reason) == ("op", reason)
+
+
+def test_what_older_versions_kept_inline_restores_whatever_its_size(tmp_path: Path) -> None:
+    older = Cluster(tmp_path / "older", "memory", StateBackendSettings(memory_inline_bytes=1 << 20))
+    backend = older.backend([BLOB])
+    use(backend, "a")
+    backend.get_state(BLOB).update(bytes(500_000))
+    handles, folder = older.take(backend)
+    assert [type(part) for part in handles[0].parts] == [InlineHandle]
+    restored = Cluster(tmp_path / "newer", "memory").restored((handles, folder), [BLOB])
+    use(restored, "a")
+    assert restored.get_state(BLOB).value() == bytes(500_000)
 
 
 def test_a_threshold_of_zero_puts_nothing_inline_but_in_memory(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
+from holdfast.barriers.alignment.inflight import encode
 from holdfast.barriers.elements import Batch, Element, Watermark
-from holdfast.barriers.inflight import encode
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import ChannelPiece, ChannelState, InlineHandle
 from holdfast.statebackends.snapshot.in_flight import EdgeName

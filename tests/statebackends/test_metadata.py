@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.barriers.alignment.inflight import decode, encode
 from holdfast.barriers.elements import Batch, Element, Watermark, WatermarkStatus
-from holdfast.barriers.inflight import decode, encode
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, UnsupportedVersionError
 from holdfast.statebackends.handles import (
     ChannelPiece,

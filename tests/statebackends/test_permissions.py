@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.operators.sinks.log import SinkSettings
+from holdfast.operators.sinks.files.log import SinkSettings
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.locations import open_storage

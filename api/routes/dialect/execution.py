@@ -46,26 +46,26 @@ def job_metrics(service: Service, job_id: JobId, get: MetricNames = None) -> lis
     return listed(_metrics(service, service.whole_job(job_id)), get)
 
 
-@router.get("/jobs/{jobid}/config")
+@router.get("/jobs/{jobid}/config", **VIEWED)
 def job_config(service: Service, job_id: JobId) -> shapes.JobConfiguration:
     """The job's restart strategy and parallelism, and in `user-config` its settings as they hold."""
     view = service.job(job_id)
     return render_applications.job_configuration(view, service.checkpoint_config(job_id).config)
 
 
-@router.get("/jobs/{jobid}/accumulators")
+@router.get("/jobs/{jobid}/accumulators", **VIEWED)
 def job_accumulators(service: Service, job_id: JobId, includeSerializedValue: bool = False) -> shapes.JobAccumulators:
     """Counters of the user's functions, of the job's newest submission. There are no serialized values."""
     return render_applications.job_accumulators(service.job(job_id))
 
 
-@router.get("/jobs/{jobid}/execution-result", response_model_exclude_none=True)
+@router.get("/jobs/{jobid}/execution-result", response_model_exclude_none=True, **VIEWED)
 def execution_result(service: Service, job_id: JobId) -> shapes.ExecutionResult:
     """How a job ended; IN_PROGRESS until then."""
     return render_applications.execution_result(service.job(job_id))
 
 
-@router.get("/jobs/{jobid}/resource-requirements")
+@router.get("/jobs/{jobid}/resource-requirements", **VIEWED)
 def resource_requirements(service: Service, job_id: JobId) -> shapes.ResourceRequirements:
     """The parallelism of each vertex: both bounds are that of the submission."""
     return render_applications.resource_requirements(service.job(job_id))

@@ -75,6 +75,7 @@ LOG_NAME = "worker.log"
 
 _TEXT = "text/plain; charset=utf-8"
 _LOG: dict[int | str, dict[str, object]] = {200: {"content": {"text/plain": {}}, "description": "The newest lines of the log."}}
+_STDOUT: dict[int | str, dict[str, object]] = {200: {"content": {"text/plain": {}}, "description": "The end of the output."}}
 
 
 @router.get("/taskmanagers/{taskmanagerid}/logs")
@@ -102,7 +103,10 @@ async def log(service: Service, named: WorkerId) -> Response:
 
 
 async def _log(service: Coordinator, named: str) -> Response:
-    text = (await _log_of(service, named)).text
+    return _text((await _log_of(service, named)).text)
+
+
+def _text(text: str) -> Response:
     return Response(text, media_type=_TEXT, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
 
 
@@ -111,11 +115,11 @@ async def _log_of(service: Coordinator, named: str) -> LogTail:
     return found.answer.log or LogTail()
 
 
-@router.get("/taskmanagers/{taskmanagerid}/stdout")
-def stdout(service: Service, named: WorkerId) -> schemas.Empty:
-    """Not kept: what a worker prints is in the log of its Spark executor."""
-    _known(service, named)
-    raise NotFoundError(f"the standard output of {named} is not kept here: it is in the log of its Spark executor")
+@router.get("/taskmanagers/{taskmanagerid}/stdout", response_class=Response, responses=_STDOUT)
+async def stdout(service: Service, named: WorkerId) -> Response:
+    """The end of what functions printed in a worker, without secrets; all of it is in the log of its Spark executor."""
+    found = await _ask(service, named, QuestionKind.STDOUT)
+    return _text((found.answer.log or LogTail()).text)
 
 
 @router.get("/taskmanagers/{taskmanagerid}/thread-dump")

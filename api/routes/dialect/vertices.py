@@ -13,6 +13,7 @@ from holdfast.api.flink import aggregates, render_jobs, render_stacks, render_ve
 from holdfast.api.flink import vertex_schemas as shapes
 from holdfast.api.routes.common import ERRORS, JobId, Service, VertexId
 from holdfast.api.routes.questions import ask_workers
+from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import QuestionKind
 from holdfast.coordinator.dispatcher.reading.diagnosis import LOOK_INTERVAL_MS, LOOKS
 from holdfast.coordinator.dispatcher.reading.questions import Question
@@ -95,31 +96,31 @@ def _ranges(text: str) -> Iterator[tuple[int, int]]:
         yield int(found[1]), int(found[2] or found[1])
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}")
+@router.get("/jobs/{jobid}/vertices/{vertexid}", **VIEWED)
 def vertex(service: Service, job_id: JobId, vertex_id: VertexId) -> shapes.VertexDetails:
     """One vertex with the subtasks of the current attempt, and statistics over them."""
     return render_vertices.vertex_details(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasktimes")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasktimes", **VIEWED)
 def subtask_times(service: Service, job_id: JobId, vertex_id: VertexId) -> shapes.VertexTimes:
     """When each subtask of a vertex entered which state."""
     return render_vertices.subtask_times(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/taskmanagers")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/taskmanagers", **VIEWED)
 def vertex_workers(service: Service, job_id: JobId, vertex_id: VertexId) -> shapes.VertexWorkers:
     """The subtasks of a vertex by the worker that has them."""
     return render_vertices.vertex_workers(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/accumulators")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/accumulators", **VIEWED)
 def vertex_accumulators(service: Service, job_id: JobId, vertex_id: VertexId) -> shapes.VertexAccumulators:
     """Counters of the user's functions in a vertex, since its attempt began."""
     return render_vertices.vertex_accumulators(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/jm-operator-metrics")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/jm-operator-metrics", **VIEWED)
 def coordinator_metrics(service: Service, job_id: JobId, vertex_id: VertexId) -> list[schemas.Metric]:
     """Numbers that the coordinator itself counts for a vertex: there are none."""
     render_jobs.vertex_of(service.job(job_id), vertex_id)
@@ -141,13 +142,13 @@ async def flame_graph(
     return render_stacks.flame_graph(await ask_workers(service, asked), vertex_id, kind)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/accumulators")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/accumulators", **VIEWED)
 def subtasks_accumulators(service: Service, job_id: JobId, vertex_id: VertexId) -> shapes.SubtasksAccumulators:
     """Counters of the user's functions by subtask, since its attempt began."""
     return render_vertices.subtasks_accumulators(service.job(job_id), vertex_id)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/metrics", response_model_exclude_none=True)
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/metrics", response_model_exclude_none=True, **VIEWED)
 def subtasks_metrics(
     service: Service, job_id: JobId, vertex_id: VertexId, wanted: Wanted, get: MetricNames = None, subtasks: Things = None
 ) -> list[shapes.AggregatedMetric]:
@@ -159,14 +160,14 @@ def subtasks_metrics(
     return aggregated(found.values(), get, wanted)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}", **VIEWED)
 def subtask(service: Service, job_id: JobId, vertex_id: VertexId, index: SubtaskIndex) -> shapes.SubtaskAttempt:
     """One subtask of the current attempt."""
     view = service.job(job_id)
     return render_vertices.subtask_attempt(view, render_vertices.subtask_of(view, vertex_id, index))
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/metrics")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/metrics", **VIEWED)
 def subtask_metrics(
     service: Service, job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, get: MetricNames = None
 ) -> list[schemas.Metric] | list[schemas.MetricName]:
@@ -176,7 +177,7 @@ def subtask_metrics(
     return listed(render_vertices.metrics_by_subtask(view, vertex_id)[index], get)
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/attempts/{attempt}")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/attempts/{attempt}", **VIEWED)
 def subtask_attempt(
     service: Service, job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, attempt: AttemptNumber
 ) -> shapes.SubtaskAttempt:
@@ -185,7 +186,7 @@ def subtask_attempt(
     return render_vertices.subtask_attempt(view, render_vertices.subtask_of(view, vertex_id, index, attempt))
 
 
-@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/attempts/{attempt}/accumulators")
+@router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/{subtaskindex}/attempts/{attempt}/accumulators", **VIEWED)
 def attempt_accumulators(
     service: Service, job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, attempt: AttemptNumber
 ) -> shapes.AttemptAccumulators:

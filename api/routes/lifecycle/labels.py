@@ -63,20 +63,27 @@ async def labels(request: Request, service: Service, job_id: JobId) -> Labels:
 
 
 @router.put("/jobs/{jobid}/labels/{label}", response_model=Label, openapi_extra=describe_model(Labelling, required=True))
-def label(
-    service: Service, job_id: JobId, name: LabelName, body: Annotated[Labelling, Depends(body_of(Labelling))]
+async def label(
+    request: Request,
+    service: Service,
+    job_id: JobId,
+    name: LabelName,
+    body: Annotated[Labelling, Depends(body_of(Labelling))],
 ) -> Label:
     """Gives a completed checkpoint or savepoint a label, which keeps it from being deleted; idempotent. 409 if its deletion has
     begun, or another one has the label."""
-    return render(service.add_label(job_id, body.checkpoint, check_users_label(name)))
+    found = await request.app.state.commands.run(service.add_label, job_id, body.checkpoint, check_users_label(name))
+    return render(found)
 
 
 @router.delete("/jobs/{jobid}/labels/{label}", response_model=Removed)
-def remove(
+async def remove(
+    request: Request,
     service: Service,
     job_id: JobId,
     name: LabelName,
     checkpoint: Annotated[int | None, Query(ge=1, lt=2**63, description="Of this one alone")] = None,
 ) -> Any:
     """Removes a label. What the job keeps no longer is deleted then."""
-    return Removed(removed=[render(view) for view in service.remove_label(job_id, name, checkpoint)])
+    found = await request.app.state.commands.run(service.remove_label, job_id, name, checkpoint)
+    return Removed(removed=[render(view) for view in found])

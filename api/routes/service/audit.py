@@ -55,7 +55,7 @@ async def audit(
     limit: Annotated[int, Query(ge=1, le=PAGE_LINES_MAX)] = LINES_DEFAULT,
 ) -> Response:
     """Changes and refusals of all coordinators of the state directory. A line is there a second after its
-    request, a refusal after ten at most."""
+    request, a refusal after ten at most, a change beyond its sender's share of a day after a minute."""
     state = request.app.state
     page = await request.app.state.readers.run(read_audit_page, state.settings.location, after, limit)
     found = Audit(lines=[_shown(line) for line in page.lines], next=page.next)

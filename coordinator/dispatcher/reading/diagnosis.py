@@ -29,7 +29,7 @@ from holdfast.coordinator.explain.records import CutView, Explanation, HealthVie
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob, derive_config
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
 from holdfast.coordinator.totals import Totals, is_source, records_read
-from holdfast.coordinator.views import AnswerView, CheckpointView
+from holdfast.coordinator.views import AnswerView, CheckpointView, Moment
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
 from holdfast.statebackends.storage import is_absolute_folder
 
@@ -41,6 +41,8 @@ COMPARED_WAIT_S = 1.0
 """How long it waits for the times of an earlier leader's checkpoints; it goes without if they come later."""
 LOOK_WAIT_S = 2.5
 """How long an explanation waits for them; it goes without what comes later."""
+HEALTH_MOMENT_MS = 1_000
+"""The health of a job of which nothing changes has a new moment this often: a verdict may be about a time that has passed."""
 
 
 def view_situation(look: Look, root: str) -> Situation:
@@ -103,6 +105,11 @@ class Diagnosis:
         self._drills = drills
         self._recollection = recollection
         self._positions = positions
+
+    def moment(self, of_view: Moment) -> Moment:
+        """Of what `health` tells: the view's, and what is known beside it. A verdict depends on the time, too."""
+        beside = f"{of_view.as_of_ms // HEALTH_MOMENT_MS}-{self._drills.changes}-{self._positions.changes}"
+        return Moment(of_view.as_of_ms, f"{of_view.tag}-{beside}")
 
     def health(self, job_id: str) -> HealthView:
         recorded = self._calls.recorded_only(job_id)

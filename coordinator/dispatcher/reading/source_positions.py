@@ -81,6 +81,12 @@ class SourcePositions:
         """When a job's was last read, or tried."""
         self._awake = threading.Event()
         self._stopping = False
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """Of what `remembered` tells, of all jobs together."""
+        return self._changes
 
     def remembered(self, job_id: str, cut: CutView, uids: frozenset[str]) -> SnapshotPositions | None:
         """What was read last, which may be of an earlier snapshot than `cut`; that one is read soon. None: nothing yet."""
@@ -144,6 +150,7 @@ class SourcePositions:
             logger.critical("job %s: the positions of its sources failed in a way that no record describes", job_id, exc_info=True)
             return
         with self._lock:
+            self._changes += 1
             self._known[job_id] = found
             self._known.move_to_end(job_id)
             while len(self._known) > JOBS_KEPT:

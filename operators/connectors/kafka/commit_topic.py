@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.operators.connectors.kafka.connection import CALL_S, Client, log
-from holdfast.operators.sinks.positions import CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitPosition
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 
 STABLE_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.sinks.json_rows import check_json, is_bytes, is_text, json_objects
+from holdfast.operators.sinks.files.json_rows import check_json, is_bytes, is_text, json_objects
 from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
 
 RECORD_OVERHEAD = 512

@@ -11,8 +11,8 @@ from holdfast.operators.connectors.kafka.at_least_once import KafkaWriter, Kafka
 from holdfast.operators.connectors.kafka.connection import SINK_OWNED, Connection, Setting
 from holdfast.operators.connectors.kafka.records import RECORD_OVERHEAD, RecordFormat
 from holdfast.operators.connectors.kafka.target import KafkaTarget
-from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
-from holdfast.operators.sinks.staged import StagedSink
+from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
 
 COMMIT_TOPIC = "holdfast-positions"

@@ -16,8 +16,8 @@ import pyarrow as pa
 from holdfast.operators.connectors.kafka.commit_topic import PARTITION, CommitTopic
 from holdfast.operators.connectors.kafka.connection import CALL_S, Client, Connection
 from holdfast.operators.connectors.kafka.records import RecordFormat
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import CommitPositionLostError, FencedError, InvalidConfigError
 
 INIT_S = 20.0

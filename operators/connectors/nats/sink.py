@@ -23,11 +23,11 @@ from holdfast.operators.connectors.nats.connection import (
     StreamInfo,
     covers,
 )
-from holdfast.operators.sinks.json_rows import check_json, is_bytes, is_text, json_objects
-from holdfast.operators.sinks.parquet import FILE_SIZE_MAX
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.files.json_rows import check_json, is_bytes, is_text, json_objects
+from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, InvalidConfigError, InvalidRowError
 from holdfast.statebackends.secrets import Secret
 

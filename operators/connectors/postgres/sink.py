@@ -9,7 +9,7 @@ from holdfast.operators.connectors.postgres.catalog import split_name
 from holdfast.operators.connectors.postgres.login import Login
 from holdfast.operators.connectors.postgres.target import PostgresTarget
 from holdfast.operators.functions.predicates import Where
-from holdfast.operators.sinks.staged import StagedSink
+from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.secrets import Secret
 

@@ -21,8 +21,8 @@ from holdfast.operators.connectors.postgres.session import Session, Sql
 from holdfast.operators.connectors.postgres.table import TableFit, fit
 from holdfast.operators.functions.predicates import Selection, Where, rows_where, selection
 from holdfast.operators.functions.schema import RowType
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import (
     FencedError,
     InvalidConfigError,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
-from holdfast.barriers.partition import Combining
+from holdfast.barriers.exchange.partition import Combining
 from holdfast.operators.functions.aggregates import close_selections, columns_of, result_fields, state_columns
 from holdfast.operators.functions.combining import combining_of, count_records, fold, record_count
 from holdfast.operators.functions.schema import EVENT_TIME_TYPE, RowType

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.partition import Combining
+from holdfast.barriers.exchange.partition import Combining
 from holdfast.operators.base import Operator
 from holdfast.operators.functions.aggregates import (
     Aggregate,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.operators.sinks.parquet import read_committed
+from holdfast.operators.sinks.files.parquet import read_committed
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.api.test_page_examples import block, executed
 

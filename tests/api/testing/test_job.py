@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.api.testing import workers
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.schema import UNDECLARED
-from holdfast.operators.sinks.parquet import read_committed
+from holdfast.operators.sinks.files.parquet import read_committed
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from tests.api.testing.pipelines import EVENTS, Alarm, Remembering, totals, windows
 

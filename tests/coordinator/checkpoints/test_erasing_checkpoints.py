@@ -105,6 +105,29 @@ def test_a_label_keeps_an_older_one_until_it_is_removed() -> None:
     assert [entry.checkpoint_id for entry in store.retained] == [3]
 
 
+def checkpoints(*numbers: int) -> list[CompletedCheckpoint]:
+    return [CompletedCheckpoint(number, CheckpointKind.CHECKPOINT, f"job/chk-{number}", 0) for number in numbers]
+
+
+def test_the_next_leader_drops_what_the_one_that_died_has_left() -> None:
+    store = CompletedCheckpointStore(5, checkpoints(1, 2, 3, 4), erased_below=3)
+    assert [drop.checkpoint_id for drop in store.take_drops()] == [1, 2]
+    assert [entry.checkpoint_id for entry in store.retained] == [3, 4]
+
+
+def test_what_the_next_leader_was_restored_from_stays_until_it_has_a_newer_one() -> None:
+    """A user who starts from an older snapshot behind an erasure brings the key back, and must not lose what the job runs on."""
+    store = CompletedCheckpointStore(5, checkpoints(1, 2, 3), erased_below=3, restored_id=2, first_checkpoint_id=4)
+    assert [drop.checkpoint_id for drop in store.take_drops()] == [1]
+    store.add(*checkpoints(4))
+    assert [drop.checkpoint_id for drop in store.take_drops()] == [2]
+
+
+def test_the_next_leader_builds_on_none_before_an_erasure_that_failed() -> None:
+    made = Bench(states=(), state_backend="filesystem", completed=tuple(checkpoints(1)), next_id=3, newest_erasure=2)
+    assert trigger_of(made.trigger()).base is None
+
+
 def test_no_text_shows_the_key() -> None:
     made = bench()
     assert "secret" not in repr(made.request(erasure=ERASURE))

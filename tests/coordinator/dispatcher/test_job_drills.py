@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.job_drills import DELETED
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.records import Verdict
 from holdfast.coordinator.history.store import HistoryQuery
@@ -90,7 +92,7 @@ def test_a_drill_of_the_newest_checkpoint_is_in_the_history_and_in_the_health(se
         (PRINT.format("no report"), "without a word"),
         (PRINT.format('{"error": "storage is away"}'), "storage is away"),
         (PRINT.format('{"rows": "many"}'), "without a word"),
-        ("print('x' * 10_000_000)", "without a word"),
+        ("print('x' * 10_000_000)", "said more than 1048576 bytes"),
     ],
 )
 def test_a_process_that_hangs_dies_or_talks_nonsense(service: CoordinatorService, crew: Crew, program: str, error: str) -> None:
@@ -113,11 +115,60 @@ def test_one_drill_runs_at_a_time_and_ends_with_the_coordinator(service: Coordin
     service.drill(crew.job_id)
     with pytest.raises(StorageUnavailableError, match="one runs at a time"):
         service.drill(crew.job_id)
-    wait_until(lambda: service._drills._process is not None, pause, what="the process")
-    process: Any = service._drills._process
+    found: list[int] = []
+
+    def is_started() -> bool:
+        process = service._drills._process
+        if process is not None and (pid := process.pid) is not None:
+            found.append(pid)
+        return bool(found)
+
+    wait_until(is_started, pause, what="the process")
     service.close()
-    assert process.wait(10) == -9
+    with pytest.raises(ProcessLookupError):
+        os.kill(found[0], 0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("drill-")]
+
+
+def labels_of(service: CoordinatorService, job_id: str) -> list[tuple[str, int]]:
+    return [(view.label, view.checkpoint_id) for view in service.labels(job_id).labels]
+
+
+def test_what_is_drilled_stays_though_the_job_goes_on(service: CoordinatorService, tmp_path: Path) -> None:
+    """A job may take checkpoints faster than one is read, and keep one alone."""
+    crew = running(service, checkpoint_interval_ms=20)
+    crew.until_completed(2)
+    gate = tmp_path / "gate"
+    with_process(service, f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint({REPORT!r})")
+    begun = service.drill(crew.job_id)
+    crew.until_completed(begun.checkpoint_id + 3)
+    assert (Path(begun.location) / "_metadata").exists()
+    ((label, number),) = labels_of(service, crew.job_id)
+    assert (label.startswith("drilling"), number) == (True, begun.checkpoint_id)
+    gate.touch()
+    assert outcome(service, crew.job_id, begun).state is DrillState.PASSED
+    assert labels_of(service, crew.job_id) == []
+    crew.until(lambda: not Path(begun.location).exists(), what="the end of what nobody keeps any more")
+
+
+def test_a_label_that_a_drill_left_over_is_removed_by_the_next_one(service: CoordinatorService, crew: Crew) -> None:
+    with_process(service, PRINT.format(REPORT))
+    newest = outcome(service, crew.job_id, service.drill(crew.job_id)).checkpoint_id
+    service.add_label(crew.job_id, newest, "drilling0123456789abcdef")
+    service.add_label(crew.job_id, newest, "drilling-mine")
+    assert outcome(service, crew.job_id, service.drill(crew.job_id)).state is DrillState.PASSED
+    assert labels_of(service, crew.job_id) == [("drilling-mine", newest)]
+
+
+def test_a_drill_goes_on_without_a_label_where_none_can_be_given(
+    service: CoordinatorService, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageUnavailableError("it hangs")
+
+    monkeypatch.setattr(service._labels, "add", refuse)
+    with_process(service, PRINT.format(REPORT))
+    assert outcome(service, crew.job_id, service.drill(crew.job_id)).state is DrillState.PASSED
 
 
 def test_what_can_not_be_drilled_is_named(service: CoordinatorService, crew: Crew) -> None:
@@ -134,7 +185,7 @@ def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: Coordinato
     with_process(service, PRINT.format('{"problem_count": 1, "problems": ["gone"]}'))
     drills = service._drills
     assert ended.state is DrillState.FAILED
-    assert drills._judged(begun, drills._execute(begun.location)).error == "it was deleted while it was read"
+    assert drills._judged(begun, drills._execute(begun.location)).error == DELETED
 
 
 def test_drills_are_scheduled_and_outlive_their_coordinator(service: CoordinatorService, tmp_path: Path) -> None:
@@ -207,11 +258,11 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     drills.look()
     assert mark() == DrillMark(overdue_ms=0), "it has a schedule"
     with_process(service, "import time; time.sleep(600)")
-    drills._thread = threading.current_thread()  # another job's drill takes all night
+    drills._is_busy = True  # another job's drill takes all night
     drills._seen_ms[crew.job_id] -= 90_000
     drills.look()
     assert 30_000 <= mark().overdue_ms < 60_000
-    drills._thread = None
+    drills._is_busy = False
     with_process(service, PRINT.format('{"rows": 3, "problem_count": 1, "problems": ["x.parquet: damaged"]}'))
     drills.look()
     begun = service.drills(crew.job_id)[0]
@@ -219,6 +270,27 @@ def test_marks_tell_of_the_last_drill_and_of_one_that_is_overdue(service: Coordi
     service.change_settings(crew.job_id, {"checkpoint_interval_ms": None})
     drills.look()
     assert mark() == DrillMark(begun.started_ms, has_failed=True, overdue_ms=0)
+
+
+def drills_told(service: CoordinatorService, job_id: str) -> str:
+    """What the tag of a job's health has of them."""
+    now = service.moment_now(job_id, diagnosed=True)
+    assert now.moment is not None
+    return now.moment.tag.rsplit("-", 2)[1]
+
+
+def test_the_tag_of_a_job_s_health_is_another_one_whenever_its_drills_are(service: CoordinatorService, crew: Crew) -> None:
+    with_process(service, PRINT.format(REPORT))
+    job_id, place = crew.job_id, service.health(crew.job_id).resume
+    tags = [drills_told(service, job_id)]
+    begun = service.drill(job_id)
+    tags.append(drills_told(service, job_id))
+    outcome(service, job_id, begun)
+    tags.append(drills_told(service, job_id))
+    service.note_verified(job_id, place.location, Verification(place.checkpoint_id, 5_000))
+    tags.append(drills_told(service, job_id))
+    assert len(set(tags)) == len(tags)
+    assert drills_told(service, job_id) == tags[-1]
 
 
 def test_a_verification_counts_where_the_snapshot_is_the_job_s_own(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from holdfast.coordinator.dispatcher.published import Look, PublishedJob, captur
 from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
-from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError
+from holdfast.statebackends.errors import NotFoundError, NotLeaderError, StorageUnavailableError
 from tests.coordinator.dispatcher.test_dispatcher import JOB, deployed, register, submitted
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.rig import Rig
@@ -299,6 +299,49 @@ def test_moment_is_that_of_the_view_and_differs_whenever_the_job_does() -> None:
     settled(process)
     assert found.moment(JOB).tag != moment.tag
     assert found.moment(None).tag != moment.tag
+
+
+@pytest.mark.parametrize("job_id", [JOB, None], ids=["one job", "all jobs"])
+def test_moment_now_is_the_moment_and_says_what_is_to_be_waited_for(job_id: str | None) -> None:
+    process = started()
+    found = queries(process)
+    unseen = found.moment_now(job_id)
+    assert (unseen.moment, len(unseen.coming)) == (None, 1)
+    process.settle()
+    assert unseen.coming[0].done()
+    settled(process)
+    assert found.moment_now(job_id) == (found.moment(job_id), ())
+    older = found.moment(job_id)
+    process.call(JOB, job_events.CancelRequested)  # its user is to see it
+    outdated = found.moment_now(job_id)
+    assert outdated.moment is not None
+    assert (outdated.moment.tag, len(outdated.coming)) == (older.tag, 1)
+    settled(process)
+    newer = found.moment(job_id)
+    assert found.moment_now(job_id) == (newer, ())
+    assert newer.tag != older.tag
+
+
+def test_moment_now_of_jobs_on_record_and_of_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = started()
+    process.call(JOB, job_events.CancelRequested)
+    process.settle()
+    found = queries(Process(process.storage, seed=9).begin())
+    assert found.moment_now(JOB) == (found.moment(JOB), ())
+    assert found.moment_now(None) == (found.moment(None), ())
+    monkeypatch.setattr("holdfast.coordinator.dispatcher.reading.queries.JOBS_AT_ONCE_MAX", 0)
+    assert found.moment_now(None) == (None, ())
+    with pytest.raises(NotFoundError):
+        found.moment_now("e" * 32)
+
+
+def test_moment_now_of_all_jobs_without_one_that_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, other = two_jobs(monkeypatch)
+    found = queries(process)
+    process.service(other).close("enough")
+    now = found.moment_now(None)
+    assert now.moment is not None
+    assert f"{other}-unseen-SUSPENDED" in now.moment.tag
 
 
 def two_jobs(monkeypatch: pytest.MonkeyPatch) -> tuple[Process, str]:

@@ -89,9 +89,11 @@ def test_caller_waits_for_no_storage_and_has_the_positions_later(positions: Sour
     assert isinstance(storage, CountingStorage)
     assert threading.current_thread() not in storage.threads
     asked = len(storage.threads)
+    assert positions.changes == 1
     for _ in range(100):
         positions.remembered(JOB, cut, SOURCES)
     assert len(storage.threads) == asked, "a snapshot is read once"
+    assert positions.changes == 1
 
 
 def test_those_of_an_earlier_snapshot_are_told_as_such_until_the_newer_one_is_read(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.barriers.split_entries import STATE_VERSION, SplitEntry
+from holdfast.barriers.exchange.split_entries import STATE_VERSION, SplitEntry
 from holdfast.coordinator.explain.positions import POSITION_CHARACTERS_MAX, POSITIONS_SHOWN_MAX, SourcePlaces, describe_positions
 from holdfast.operators.connectors.kafka.partitions import KafkaPartition
 from holdfast.operators.connectors.nats.source import NatsSplit

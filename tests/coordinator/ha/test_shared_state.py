@@ -15,7 +15,7 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
 from holdfast.coordinator.checkpoints.completed import CompletedCheckpointStore
 from holdfast.coordinator.ha.recorded_job import Completed, decode_decision
-from holdfast.coordinator.ha.shared_state import SharedStateRegistry, UnresolvedError
+from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
     FileHandle,
     InlineHandle,
@@ -144,15 +144,16 @@ def test_j12_a_first_checkpoint_has_no_base_to_refer_to() -> None:
     assert not of(job.checkpoint(1, placeholder("1-1-op-0-a-s1")), actions.WriteMetadata)
 
 
-def test_j12_a_savepoint_shares_nothing() -> None:
+@pytest.mark.parametrize("part", [placeholder("1-1-op-0-a-s1"), file("1-1-op-0-a-s1"), file("2-1-op-0-a-s2")])
+def test_j12_a_savepoint_shares_nothing(part: StateHandle) -> None:
     job = Job(tolerable_failed_checkpoints=3)
     job.checkpoint(1, file("1-1-op-0-a-s1"))
     job.request(CheckpointKind.SAVEPOINT)
     assert job.bases() == [None, None]
-    for part in (placeholder("1-1-op-0-a-s1"), file("2-1-op-0-a-s2")):
-        with pytest.raises(UnresolvedError, match="in a savepoint"):
-            SharedStateRegistry.check_self_contained(states(part))
-    assert not of(job.acknowledge(2, file("2-1-op-0-a-s2")), actions.WriteMetadata)
+    out = job.acknowledge(2, part)
+    assert not of(out, actions.WriteMetadata)
+    (decision,) = of(out, actions.WriteAborted)
+    assert decision.checkpoint_id == 2, "it is declined by the acknowledgement itself"
 
 
 def test_j13_what_was_registered_first_stays() -> None:

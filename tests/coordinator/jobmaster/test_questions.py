@@ -27,7 +27,7 @@ from holdfast.statebackends.errors import (
 from tests.coordinator.doubles import word_count
 from tests.coordinator.rig import Rig
 
-KINDS = ("stacks", "log")
+KINDS = ("stacks", "log", "stdout")
 
 
 class Asking(Rig):
@@ -144,11 +144,12 @@ def test_an_answer_of_another_attempt_is_refused_at_once() -> None:
     assert isinstance(rig.answers[ticket], WorkerSilentError)
 
 
-def test_a_log_is_of_the_process_whatever_attempt_it_runs() -> None:
+@pytest.mark.parametrize("kind", [QuestionKind.LOG, QuestionKind.STDOUT])
+def test_log_and_output_are_of_the_process_whatever_attempt_it_runs(kind: QuestionKind) -> None:
     rig = Asking()
-    ticket = rig.ask(0, QuestionKind.LOG)
+    ticket = rig.ask(0, kind)
     rig.reply(0, rig.asked(0), attempt=7)
-    assert rig.answers[ticket].kind == "log"
+    assert rig.answers[ticket].kind == kind
 
 
 def test_a_worker_that_registers_again_or_is_replaced_answers_no_more() -> None:

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import Batch, Element, Watermark, WatermarkStatus
+from holdfast.barriers.exchange.partition import SelectorPartitioner
+from holdfast.barriers.exchange.restored import KeyGroupFilter, restored_elements
+from holdfast.barriers.exchange.wiring import name_edges
 from holdfast.barriers.jobgraph import JobConfig, JobEdge, JobGraph, JobVertex, Partitioning
 from holdfast.barriers.messages import InFlightRestore, RestoredChannel, RestoredPiece, SubtaskKey
-from holdfast.barriers.partition import SelectorPartitioner
-from holdfast.barriers.restored import KeyGroupFilter, restored_elements
-from holdfast.barriers.wiring import name_edges
 from holdfast.coordinator.restore.in_flight import assign_in_flight, check_in_flight
 from holdfast.operators.functions.schema import declared_type
 from holdfast.operators.functions.selectors import ColumnKeySelector, FunctionKeySelector

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobGraph, SinkMode
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.sinklog import (
+from holdfast.barriers.sinks.log import (
     COMMITTABLES,
     DISCARDS_PROPERTY,
     FORK_PROPERTY,

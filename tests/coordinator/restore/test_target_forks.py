@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.barriers.sinklog import PLACE_PROPERTY, StagedFile
-from holdfast.barriers.stagedsink import STAGED_CHECKPOINTS, CommitMark, CommitPosition, StagedCheckpoint, StagedState
+from holdfast.barriers.sinks.log import PLACE_PROPERTY, StagedFile
+from holdfast.barriers.sinks.staged import STAGED_CHECKPOINTS, CommitMark, CommitPosition, StagedCheckpoint, StagedState
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
 from holdfast.coordinator.ha.records import ClaimRecord, SubmissionRecord, encode_record
 from holdfast.coordinator.ha.store import read_job

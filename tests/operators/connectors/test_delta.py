@@ -16,9 +16,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import holdfast as hf
-from holdfast.barriers.stagedsink import CommitMark
+from holdfast.barriers.sinks.staged import CommitMark
 from holdfast.operators.connectors.delta import RETENTION, DeltaTarget
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 from tests.s3_server import S3Server
 from tests.s3_server import bucket as bucket
 from tests.s3_server import connection as connection

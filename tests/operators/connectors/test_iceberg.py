@@ -17,7 +17,7 @@ from pyiceberg.transforms import IdentityTransform
 
 import holdfast as hf
 from holdfast.operators.connectors.iceberg import IcebergTarget
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 
 SCHEMA = hf.testing.CHECKED_COLUMNS
 

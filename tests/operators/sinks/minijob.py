@@ -11,10 +11,10 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.log import MergeSettings
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
-from holdfast.operators.sinks.writer import ParquetSinkWriter
+from holdfast.operators.sinks.files.committer import FileCommitter
+from holdfast.operators.sinks.files.log import MergeSettings
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter
 from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import Collected, DictStorage, ManualContext
 

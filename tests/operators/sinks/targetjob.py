@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.barriers.stagedsink import STAGED_CHECKPOINTS, CommitPosition
-from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.barriers.sinks.staged import STAGED_CHECKPOINTS, CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitOwner
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, ObjectMissingError
 from tests.operators.ports import Collected, DictStorage, ManualContext
 from tests.operators.sinks.minijob import SCHEMA, MiniJob, MortalStorage, Snapshot

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, OwnerEntry, StagedFile
-from holdfast.operators.sinks.committed import FileRows, admit, digest_of, rows_of, shared
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, OwnerEntry, StagedFile
+from holdfast.operators.sinks.files.committed import FileRows, admit, digest_of, rows_of, shared
 from tests.examples import examples
 
 

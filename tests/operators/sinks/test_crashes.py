@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import CommitEntry
-from holdfast.operators.sinks.parquet import read_log
+from holdfast.barriers.sinks.log import CommitEntry
+from holdfast.operators.sinks.files.parquet import read_log
 from tests.examples import examples
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage, committed, published
@@ -164,7 +164,7 @@ def test_notices_lost_late_and_aborted_lose_and_repeat_nothing(data: st.DataObje
 def _pending_names(entries: list[bytes]) -> list[str]:
     import msgspec
 
-    from holdfast.barriers.sinklog import CommitterState, PendingCheckpoint
+    from holdfast.barriers.sinks.log import CommitterState, PendingCheckpoint
 
     states = [msgspec.msgpack.decode(entry, type=CommitterState) for entry in entries]
     return [file.name for state in states if isinstance(state, PendingCheckpoint) for file in state.files]

@@ -14,13 +14,13 @@ import pyarrow.dataset as ds
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.sinklog import SinkPaths, place_of_staged
-from holdfast.operators.sinks import partitions
-from holdfast.operators.sinks.committer import candidates_flow
-from holdfast.operators.sinks.formats import decode, encode
-from holdfast.operators.sinks.log import FileName, parse_name
-from holdfast.operators.sinks.parquet import read_committed, read_log
-from holdfast.operators.sinks.partitions import split_rows
+from holdfast.barriers.sinks.log import SinkPaths, place_of_staged
+from holdfast.operators.sinks.files import partitions
+from holdfast.operators.sinks.files.committer import candidates_flow
+from holdfast.operators.sinks.files.formats import decode, encode
+from holdfast.operators.sinks.files.log import FileName, parse_name
+from holdfast.operators.sinks.files.parquet import read_committed, read_log
+from holdfast.operators.sinks.files.partitions import split_rows
 from holdfast.operators.sources.hive import values_of, with_partition
 from holdfast.operators.spark.output_source import OutputOptions, partitions_of, read_rows
 from holdfast.statebackends.storage.port import run_flow

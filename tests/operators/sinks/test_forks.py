@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast.operators.sinks.committer as committer_module
-from holdfast.barriers.sinklog import FORK_PROPERTY, OwnerEntry, SinkFork, place_of
-from holdfast.operators.sinks.log import end_log_flow
-from holdfast.operators.sinks.parquet import read_log
+import holdfast.operators.sinks.files.committer as committer_module
+from holdfast.barriers.sinks.log import FORK_PROPERTY, OwnerEntry, SinkFork, place_of
+from holdfast.operators.sinks.files.log import end_log_flow
+from holdfast.operators.sinks.files.parquet import read_log
 from holdfast.statebackends.errors import CommittableLostError, FencedError
 from tests.operators.ports import DictStorage
 from tests.operators.sinks.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed, published

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.barriers.sinklog import SinkPaths
-from holdfast.operators.sinks.parquet import committed_files, read_committed
+from holdfast.barriers.sinks.log import SinkPaths
+from holdfast.operators.sinks.files.parquet import committed_files, read_committed
 from holdfast.statebackends.errors import CommittableLostError
 from holdfast.statebackends.storage.port import DeleteFile, ListFiles, copies_links
 from holdfast.statebackends.storage.s3 import S3Storage

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.barriers import sinkreading
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, MergeEntry, OwnerEntry, SinkPaths, StagedFile
-from holdfast.barriers.sinkreading import current_files, find_replaced, replaced_in
+from holdfast.barriers.sinks import reading as sinkreading
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, MergeEntry, OwnerEntry, SinkPaths, StagedFile
+from holdfast.barriers.sinks.reading import current_files, find_replaced, replaced_in
 from holdfast.coordinator.ha.routing import RoutedStorage
-from holdfast.operators.sinks.combining import combiner_of
-from holdfast.operators.sinks.committed import FileRows, rows_of
-from holdfast.operators.sinks.formats import decode, encode
-from holdfast.operators.sinks.log import MergeSettings
-from holdfast.operators.sinks.merging import Runs
-from holdfast.operators.sinks.parquet import committed_files, read_committed, read_log
+from holdfast.operators.sinks.files.combining import combiner_of
+from holdfast.operators.sinks.files.committed import FileRows, rows_of
+from holdfast.operators.sinks.files.formats import decode, encode
+from holdfast.operators.sinks.files.log import MergeSettings
+from holdfast.operators.sinks.files.merging import Runs
+from holdfast.operators.sinks.files.parquet import committed_files, read_committed, read_log
 from holdfast.operators.spark.output_source import OutputOptions, partitions_of, read_rows
 from holdfast.operators.spark.output_stream import OutputStreamReader
 from holdfast.statebackends.state_processor.external import check_external
@@ -192,8 +192,8 @@ def test_settings_that_can_not_be_are_refused_by_sink_and_name(settings: Any, na
 
 
 def test_a_merge_in_a_long_log_is_in_its_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.barriers import sinklog
-    from holdfast.operators.sinks import summaries
+    from holdfast.barriers.sinks import log as sinklog
+    from holdfast.operators.sinks.files import summaries
 
     for module in (sinklog, sinkreading, summaries):
         monkeypatch.setattr(module, "SUMMARY_ENTRIES", 4)

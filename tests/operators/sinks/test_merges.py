@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, MergeEntry, SinkPaths, StagedFile, decode_entry
-from holdfast.barriers.sinkreading import current_files
-from holdfast.operators.sinks import merging
-from holdfast.operators.sinks.log import MergeSettings
-from holdfast.operators.sinks.merging import Runs
-from holdfast.operators.sinks.parquet import read_log
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, MergeEntry, SinkPaths, StagedFile, decode_entry
+from holdfast.barriers.sinks.reading import current_files
+from holdfast.operators.sinks.files import merging
+from holdfast.operators.sinks.files.log import MergeSettings
+from holdfast.operators.sinks.files.merging import Runs
+from holdfast.operators.sinks.files.parquet import read_log
 from holdfast.statebackends.errors import AmbiguousWriteError, FencedError
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples

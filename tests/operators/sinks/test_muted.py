@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.jobgraph import SinkMode
-from holdfast.operators.sinks.parquet import read_committed
+from holdfast.operators.sinks.files.parquet import read_committed
 from tests.operators.sinks.test_connector import Folder, Renames, visible
 from tests.operators.sinks.test_staged_rows import Lines
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.barriers.sinklog import CommitEntry, OwnerEntry, SinkPaths
-from holdfast.operators.sinks.committer import FileCommitter
-from holdfast.operators.sinks.log import SinkSettings
-from holdfast.operators.sinks.parquet import read_log
+from holdfast.barriers.sinks.log import CommitEntry, OwnerEntry, SinkPaths
+from holdfast.operators.sinks.files.committer import FileCommitter
+from holdfast.operators.sinks.files.log import SinkSettings
+from holdfast.operators.sinks.files.parquet import read_log
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,

@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.sinks.calls import Pause
-from holdfast.operators.sinks.parquet import ParquetSink, committed_files, read_committed, sink_ids
+from holdfast.operators.sinks.files.parquet import ParquetSink, committed_files, read_committed, sink_ids
+from holdfast.operators.sinks.files.writer import ParquetSinkWriter
 from holdfast.operators.sinks.simple import Blackhole, CollectSink
-from holdfast.operators.sinks.writer import ParquetSinkWriter
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers.stagedsink import ALL_ROWS, POSITION_VERSION, CommitMark, CommitPosition
-from holdfast.operators.sinks.positions import CommitOwner
+from holdfast.barriers.sinks.staged import ALL_ROWS, POSITION_VERSION, CommitMark, CommitPosition
+from holdfast.operators.sinks.targets.positions import CommitOwner
 from holdfast.statebackends.errors import (
     CommitPositionLostError,
     CorruptStateError,

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.sinklog import SinkPaths, StagedFile
-from holdfast.barriers.stagedsink import CommitPosition
-from holdfast.operators.sinks import query_batches
+from holdfast.barriers.sinks.log import SinkPaths, StagedFile
+from holdfast.barriers.sinks.staged import CommitPosition
 from holdfast.operators.sinks.calls import Pause
-from holdfast.operators.sinks.committer import decode_committable
-from holdfast.operators.sinks.parquet import FileSink, read_committed
-from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.query_batches import BatchOutput, QueryBatches, QueryPaths, SealName
-from holdfast.operators.sinks.query_outputs import LogOutput, SinkPort, TargetOutput
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.target import CommitTarget
-from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.sinks.files.committer import decode_committable
+from holdfast.operators.sinks.files.parquet import FileSink, read_committed
+from holdfast.operators.sinks.queries import batches as query_batches
+from holdfast.operators.sinks.queries.batches import BatchOutput, QueryBatches, QueryPaths, SealName
+from holdfast.operators.sinks.queries.outputs import LogOutput, SinkPort, TargetOutput
+from holdfast.operators.sinks.targets.port import TargetPort
+from holdfast.operators.sinks.targets.positions import CommitOwner
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.operators.sources.materialised import schema_text
 from holdfast.operators.spark.query_output import _Task, stage_rows
 from holdfast.statebackends.errors import (

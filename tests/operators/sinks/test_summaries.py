@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.barriers import sinklog, sinkreading
-from holdfast.barriers.sinklog import CommitEntry, LogEntry, OwnerEntry, SinkPaths, StagedFile, decode_summary, encode_summary
-from holdfast.barriers.sinkreading import read_log_flow
-from holdfast.operators.sinks import summaries
-from holdfast.operators.sinks.summaries import summarise_flow
+from holdfast.barriers.sinks import log as sinklog
+from holdfast.barriers.sinks import reading as sinkreading
+from holdfast.barriers.sinks.log import CommitEntry, LogEntry, OwnerEntry, SinkPaths, StagedFile, decode_summary, encode_summary
+from holdfast.barriers.sinks.reading import read_log_flow
+from holdfast.operators.sinks.files import summaries
+from holdfast.operators.sinks.files.summaries import summarise_flow
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import DictStorage

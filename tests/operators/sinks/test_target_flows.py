@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from holdfast.barriers.sinklog import StagedFile
-from holdfast.barriers.stagedsink import CommitMark, CommitPosition, StagedCheckpoint
-from holdfast.operators.sinks import target_port
+from holdfast.barriers.sinks.log import StagedFile
+from holdfast.barriers.sinks.staged import CommitMark, CommitPosition, StagedCheckpoint
 from holdfast.operators.sinks.calls import TRIES, Pause
-from holdfast.operators.sinks.positions import CommitOwner
-from holdfast.operators.sinks.staged import StagedSink
-from holdfast.operators.sinks.staging import StagingPaths, line_flow, next_step
-from holdfast.operators.sinks.target import ApplyRows, CommitTarget, FileSlice, FindMissing, OpenTarget
-from holdfast.operators.sinks.target_committer import TargetFlows, forget_flow
-from holdfast.operators.sinks.target_port import TargetPort
+from holdfast.operators.sinks.targets import port as target_port
+from holdfast.operators.sinks.targets.committer import TargetFlows, forget_flow
+from holdfast.operators.sinks.targets.port import TargetPort
+from holdfast.operators.sinks.targets.positions import CommitOwner
+from holdfast.operators.sinks.targets.staged import StagedSink
+from holdfast.operators.sinks.targets.staging import StagingPaths, line_flow, next_step
+from holdfast.operators.sinks.targets.target import ApplyRows, CommitTarget, FileSlice, FindMissing, OpenTarget
 from holdfast.statebackends.errors import (
     AmbiguousWriteError,
     CommittableLostError,
@@ -383,7 +383,7 @@ def test_each_file_is_found_and_read_once_in_a_commit_whatever_its_steps() -> No
 
 
 def test_no_row_behind_the_end_of_a_slice_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.operators.sinks.target_port.BATCH_ROWS", 10)
+    monkeypatch.setattr("holdfast.operators.sinks.targets.port.BATCH_ROWS", 10)
     decoded: list[int] = []
     decode = target_port._OpenFile._decode_next
 

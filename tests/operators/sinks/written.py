@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.operators.sinks.parquet import FileSink, ParquetSink
+from holdfast.operators.sinks.files.parquet import FileSink, ParquetSink
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 from tests.operators.ports import Collected, ManualContext

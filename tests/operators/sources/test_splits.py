@@ -14,8 +14,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.barriers.elements import Batch, CheckpointBarrier, EndOfData, WatermarkStatus
+from holdfast.barriers.exchange.split_entries import EnumeratorEntry
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AlignWatermarks
-from holdfast.barriers.split_entries import EnumeratorEntry
 from holdfast.operators.sources.enumerator import EnumeratorReader
 from holdfast.operators.sources.split_source import SplitSource, split_source_of
 from holdfast.operators.sources.split_state import SplitCodec

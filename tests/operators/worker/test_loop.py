@@ -23,7 +23,7 @@ from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.functions.aggregates import count
 from holdfast.operators.functions.process import ProcessFunction
 from holdfast.operators.functions.windows.assigners import Tumbling
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX

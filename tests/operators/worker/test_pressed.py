@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.operators.datastream.environment import Environment
-from holdfast.operators.sinks.parquet import ParquetSink, read_committed
+from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sinks.simple import Blackhole
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.subtask import StepResult, Subtask

@@ -29,6 +29,7 @@ from holdfast.barriers.messages import (
 )
 from holdfast.operators.worker.answers import QUESTIONS, Answering
 from holdfast.operators.worker.kept_log import MESSAGE_BYTES_MAX, KeptLog, keeping_log
+from holdfast.operators.worker.kept_output import KeptOutput
 from holdfast.operators.worker.sampling import INTERVAL_MS_MIN, QuestionUnderWay
 from holdfast.operators.worker.session import Session
 from holdfast.operators.worker.session_events import (
@@ -110,7 +111,7 @@ class Asked:
         self.session = Session(IDENTITY, random.Random(1))
         (sent,) = self.session.handle(DeadlineReached(), now_ms=0)
         assert isinstance(sent, SendRegister)
-        assert sent.body.questions == ("stacks", "log")
+        assert sent.body.questions == ("stacks", "log", "stdout")
         answer = Registered(1, "s1", 0, None, 0, (), 60_000, 90_000)
         assert [type(each) for each in self.session.handle(RegistrationAnswered(answer), now_ms=0)] == [OpenStream]
 
@@ -281,7 +282,7 @@ def test_stacks_beyond_the_bounds_are_counted(monkeypatch: pytest.MonkeyPatch, h
 def test_an_answer_decodes_as_it_was_sent_and_the_next_question_starts_over(hung: Callable[..., Hung]) -> None:
     thread = hung().thread
     assert thread.ident is not None
-    answering = Answering(0, StackSampler(thread.ident, lambda: KEY), KeptLog())
+    answering = Answering(0, StackSampler(thread.ident, lambda: KEY), KeptLog(), KeptOutput())
     for expected in (2, 1):
         question = replace(STACKS, id=f"q-{expected}")
         for _ in range(expected):
@@ -292,8 +293,19 @@ def test_an_answer_decodes_as_it_was_sent_and_the_next_question_starts_over(hung
         assert max(stack.samples for stack in answer.stacks) == expected
 
 
+def test_log_and_output_are_answered_each_by_its_name() -> None:
+    log, output = KeptLog(), KeptOutput()
+    log.add(logging.makeLogRecord({"msg": "logged"}))
+    output.add("printed\n")
+    answering = Answering(0, StackSampler(0, lambda: None), log, output)
+    for kind, word in (("log", "logged"), ("stdout", "printed")):
+        answer = answering.answer(AnswerQuestion(WorkerQuestion("q", kind, 1), 1, "s", 1))
+        assert answer.log is not None
+        assert (answer.kind, answer.known, answer.log.text.split()[-1]) == (kind, True, word)
+
+
 def test_a_question_that_is_not_known_is_answered_so() -> None:
-    answering = Answering(0, StackSampler(0, lambda: None), KeptLog())
+    answering = Answering(0, StackSampler(0, lambda: None), KeptLog(), KeptOutput())
     answer = answering.answer(AnswerQuestion(WorkerQuestion("q", "heap", 1), 1, "s", 1))
     assert (answer.known, answer.kind, answer.stacks, answer.log) == (False, "heap", (), None)
 

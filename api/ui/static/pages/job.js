@@ -12,12 +12,12 @@ const CHARTED_MAX = 6
 
 export function Job({ job: jobId, name }) {
   const poll = usePoll([`v1/jobs/${jobId}`, `v1/jobs/${jobId}/health`])
-  const series = usePoll(METRICS.map(metric => `v1/jobs/${jobId}/series?metric=${metric}`), 5_000)
+  const series = usePoll(`v1/jobs/${jobId}/series?metric=${METRICS.join(",")}`, 5_000)
   const narrow = useNarrow()
   return html`<div class="title"><h1 tabindex="-1">${name}</h1>${poll.data ? html`<${Status} of=${poll.data[0].state} />` : null}<${Fresh} poll=${poll} /></div>
     <${Shown} poll=${poll}>${([job, health]) => {
       const nodes = ordered(job.plan.nodes)
-      const [into, out, busy, held, lag] = METRICS.map((_, at) => byVertex(series.data?.[at]))
+      const [into, out, busy, held, lag] = METRICS.map(metric => byVertex(series.data, metric))
       const figures = Object.fromEntries(nodes.map(({ id }) => [id, {
         in: newest(into[id]?.sum || []), out: newest(out[id]?.sum || []), busy: newest(busy[id]?.max || []),
         backpressured: newest(held[id]?.max || []), lag: newest(lag[id]?.max || []),
@@ -34,7 +34,7 @@ export function Job({ job: jobId, name }) {
     }}<//>`
 }
 
-const byVertex = answer => Object.fromEntries((answer?.series || []).map(each => [each.vertex, each]))
+const byVertex = (answer, metric) => Object.fromEntries((answer?.series || []).filter(each => each.metric === metric).map(each => [each.vertex, each]))
 
 function useNarrow() {
   const [narrow, setNarrow] = useState(innerWidth < 700)

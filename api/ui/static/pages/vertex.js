@@ -15,10 +15,10 @@ export function Vertex({ job, vertex }) {
   const [first, setFirst] = useState(0)
   const total = poll.data?.[0].parallelism ?? 0
   const named = total > SHOWN_MAX ? Array.from({ length: Math.min(SHOWN_MAX, total - first) }, (_, at) => first + at).join(",") : ""
-  const series = usePoll(total ? METRICS.map(metric => `v1/jobs/${job}/series?metric=${metric}&vertex=${vertex}&subtasks=${named}`) : null, 5_000)
+  const series = usePoll(total ? `v1/jobs/${job}/series?metric=${METRICS.join(",")}&vertex=${vertex}&subtasks=${named}` : null, 5_000)
   return html`<div class="title"><h1 tabindex="-1">${poll.data?.[0].name || "Operator"}</h1><${Fresh} poll=${poll} /></div>
     <${Shown} poll=${poll}>${([found, watermarks]) => {
-      const [into, busy, held, idle, lag] = METRICS.map((_, at) => series.data?.[at].series[0])
+      const [into, busy, held, idle, lag] = METRICS.map(metric => series.data?.series.find(each => each.metric === metric))
       const last = (each, subtask) => newest(each?.subtasks[subtask] || [])
       const marks = Object.fromEntries(watermarks.map(each => [each.id.split(".")[0], Number(each.value)]))
       return html`<${Card} title=${`Subtasks${total > SHOWN_MAX ? ` ${first} to ${Math.min(first + SHOWN_MAX, total) - 1} of ${count(total)}` : ""}`}>

@@ -18,8 +18,8 @@ import holdfast as hf
 from holdfast.operators.connectors.kafka import commit_topic
 from holdfast.operators.connectors.kafka.at_least_once import KafkaWriterOperator
 from holdfast.operators.functions.context import FunctionContext
-from holdfast.operators.sinks import target_committer
 from holdfast.operators.sinks.calls import TRIES
+from holdfast.operators.sinks.targets import committer as target_committer
 from tests.operators.connectors.kafka.conftest import objects, read
 from tests.servers.kafka import Code, Fault, Harm, KafkaServer
 from tests.servers.kafka_clients import Rdkafka

@@ -13,7 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.operators.connectors.kafka.records import RecordFormat
 from holdfast.operators.connectors.kafka.target import records_of
-from holdfast.operators.sinks.json_rows import json_lines, json_objects
+from holdfast.operators.sinks.files.json_rows import json_lines, json_objects
 
 PLAIN: dict[str, Any] = {
     "sink": "KafkaSink to orders",

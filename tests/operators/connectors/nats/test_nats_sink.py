@@ -16,8 +16,8 @@ import holdfast as hf
 from holdfast.operators.connectors.nats import batches
 from holdfast.operators.connectors.nats.connection import JetStreamError, NatsLogin
 from holdfast.operators.connectors.nats.sink import NatsSink, position_subject
-from holdfast.operators.sinks.positions import CommitOwner, CommitPosition
-from holdfast.operators.sinks.target import CommitTarget
+from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
+from holdfast.operators.sinks.targets.target import CommitTarget
 from tests.operators.connectors.nats.conftest import create_stream, messages_of
 from tests.operators.connectors.nats.test_nats_source import administer, count, publish
 from tests.servers.nats import NatsServer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.barriers.alignment.valve import MultiInputValve
 from holdfast.barriers.elements import MAX_WATERMARK, Watermark, WatermarkStatus
-from holdfast.barriers.valve import MultiInputValve
 from holdfast.operators.functions.schema import declared_type
 from tests.operators.harness import OperatorHarness
 from tests.scenarios.joins import JOINS, Case

@@ -1,0 +1,1 @@
+"""Records between subtasks: partitioners, channels, credit, and their frames."""

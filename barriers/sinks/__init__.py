@@ -1,0 +1,1 @@
+"""What sinks keep in a state directory, and how it is read."""

@@ -1,0 +1,213 @@
+"""SHELL: one command as a confined process: a request to its standard input, which is closed behind it, an answer from its standard
+output. Bounded in time and in the size of the answer, and killed with all that it started in its session.
+
+What the process says is bytes here. It bounds its own memory and processor time, before it reads anything large:
+`bound_process`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+NICENESS = 15
+KILLED_SECONDS_MAX = 5.0
+"""How long the end of a killed process is waited for: one that storage holds dies when that answers."""
+_LOOK_S, _POLL_S = 0.25, 0.02
+"""Between two looks whether a process has ended whose output is still open, or closed."""
+_CHUNK_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessEnd(StrEnum):
+    """How a confined process ended."""
+
+    EXITED = "exited"
+    NOT_STARTED = "not started"
+    TIMED_OUT = "timed out"
+    TOO_LONG = "too long an answer"
+    KILLED = "killed"
+    """By `ConfinedProcess.kill`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A confined process that has ended."""
+
+    end: ProcessEnd
+    output: bytes = b""
+    """Of one that exited, by itself or by a signal; never more than its bound."""
+    code: int = 0
+    """Its exit code; negative: the signal."""
+    detail: str = ""
+    """What was wrong, of any but EXITED: a clause whose subject is the process."""
+
+    @property
+    def how(self) -> str:
+        """Of one that exited: by which signal or exit code."""
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+
+class ConfinedProcess:
+    """The process of one command at a time. Thread-safe: `run` is for one thread, `kill` for any."""
+
+    def __init__(self, *, seconds_max: float, output_bytes_max: int) -> None:
+        """`seconds_max`: of time that passes. `output_bytes_max`: a process that says more is killed."""
+        self._seconds_max = seconds_max
+        self._output_bytes_max = output_bytes_max
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs; None: there is none."""
+        with self._lock:
+            return None if self._process is None else self._process.pid
+
+    def kill(self) -> None:
+        """End the process, and those that `run` would start. Idempotent."""
+        with self._lock:
+            self._is_killed = True
+            if self._process is not None:
+                _kill_session(self._process)
+
+    def run(self, command: Sequence[str], request: bytes) -> Ended:
+        """Start the command in a session of its own, with the import path of this process, and wait for its end. Its standard
+        error is dropped. Nothing of it is left: whatever of its session is alive then is killed."""
+        environment = {**os.environ, "PYTHONPATH": import_path()}
+        with self._lock:
+            if self._is_killed:
+                return Ended(ProcessEnd.KILLED, detail="it was ended before it began")
+            try:
+                process = self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            except OSError as error:
+                return Ended(ProcessEnd.NOT_STARTED, detail=f"its process could not be started: {error}")
+        try:
+            return self._talk(process, request)
+        finally:
+            self._end(process)
+
+    def _talk(self, process: subprocess.Popen[bytes], request: bytes) -> Ended:
+        deadline_s = time.monotonic() + self._seconds_max
+        output, end = self._exchange(process, request, deadline_s)
+        if end is ProcessEnd.EXITED:
+            while not (has_ended := _has_ended(process)) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+            end = end if has_ended else ProcessEnd.TIMED_OUT
+        with self._lock:
+            is_killed = self._is_killed
+        if is_killed:
+            return Ended(ProcessEnd.KILLED, detail="it was ended")
+        if end is ProcessEnd.TIMED_OUT:
+            return Ended(end, detail=f"it took longer than {self._seconds_max:g} s")
+        if end is ProcessEnd.TOO_LONG:
+            return Ended(end, detail=f"it said more than {self._output_bytes_max} bytes")
+        self._end(process)  # its code is known from here on
+        return Ended(end, output, process.returncode)
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: bytes, deadline_s: float) -> tuple[bytes, ProcessEnd]:
+        """Write and read until its output is closed, or it has ended; a process that does not read what it is told is no failure,
+        since what it says counts."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        output, rest = bytearray(), memoryview(request)
+        with selectors.DefaultSelector() as selector:
+            for pipe, event in ((process.stdin, selectors.EVENT_WRITE), (process.stdout, selectors.EVENT_READ)):
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, event)
+            while True:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return bytes(output), ProcessEnd.TIMED_OUT
+                had_ended = _has_ended(process)  # then all that it said is in the pipe
+                ready = {key.fileobj for key, _ in selector.select(0 if had_ended else min(left_s, _LOOK_S))}
+                if process.stdin in ready:
+                    rest = _written(process.stdin.fileno(), rest)
+                    if not rest:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                if process.stdout in ready:
+                    found = os.read(process.stdout.fileno(), _CHUNK_BYTES)
+                    output += found
+                    if len(output) > self._output_bytes_max:
+                        return b"", ProcessEnd.TOO_LONG
+                    if not found:
+                        return bytes(output), ProcessEnd.EXITED
+                elif had_ended:  # what it started may hold the pipe open
+                    return bytes(output), ProcessEnd.EXITED
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill what is left of its session, and take its code. Idempotent."""
+        with self._lock:
+            if self._process is not process:
+                return
+            _kill_session(process)
+            self._process = None  # nobody signals its session behind this: its number may be another's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_SECONDS_MAX)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _written(descriptor: int, rest: memoryview) -> memoryview:
+    """What is still to be written; nothing to one that reads no more."""
+    try:
+        return rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
+    except BlockingIOError:
+        return rest
+    except OSError:
+        return rest[:0]
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended; its code is not taken, so that its number stays its own until its session is killed."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def import_path() -> str:
+    """PYTHONPATH by which a process imports what this one does."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+def bound_process(memory_bytes_max: int, seconds_max: int) -> None:
+    """Within the confined process: yield to other processes, use no more private memory and processor time than this, and die with
+    the thread that started this one."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    for kind, most in ((resource.RLIMIT_DATA, memory_bytes_max), (resource.RLIMIT_CPU, seconds_max)):
+        hard = resource.getrlimit(kind)[1]
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

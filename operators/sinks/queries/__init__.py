@@ -1,0 +1,1 @@
+"""Stock Spark queries that write to our sinks, each batch once."""
