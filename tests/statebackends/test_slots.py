@@ -609,7 +609,7 @@ FULL_STEPS = st.one_of(
 )
 
 
-@given(steps=st.lists(FULL_STEPS, max_size=25))
+@given(steps=st.lists(FULL_STEPS, min_size=10, max_size=30))
 @settings(max_examples=examples(150), deadline=None)
 def test_pages_that_were_full_are_looked_at_again_when_a_value_is_gone(steps: list[tuple[str, Any]]) -> None:
     count = 2 * PAGE_SLOTS + 10
