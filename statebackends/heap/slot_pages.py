@@ -118,14 +118,23 @@ class SlotPages:
         for slot, value in zip(slots.tolist(), values, strict=True):
             pages[slot >> PAGE_BITS][slot & PLACE_MASK] = value
 
+    def take_over(self, pages: Sequence[list[Any]]) -> None:
+        """Begin with pages that others may read, too, who pin them: as behind a barrier."""
+        self.pages[:] = pages
+        self.marks[:] = [None] * len(pages)
+
     # ---------------------------------------------------------------------------------------------------------- barriers
 
     def freeze(self, count: int) -> list[list[Any]]:
         """The pages as they are, which don't change until `release`. `count`: slots that there are."""
         self._close_marks(count)
+        self.pin()
+        return self.pages[:]
+
+    def pin(self) -> None:
+        """Somebody reads the pages as they are, right behind a barrier, until `release`."""
         self._pins += 1
         self.pinned = True
-        return self.pages[:]
 
     def release(self) -> None:
         self._pins -= 1

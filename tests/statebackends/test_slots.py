@@ -389,7 +389,9 @@ def shrink(patched: pytest.MonkeyPatch) -> None:
 
 def backend_of(key_type: str = "int64", kind: Any = FilesystemKeyedBackend, states: tuple[Any, ...] = (COUNT,)) -> Any:
     config = KeyedBackendConfig(states, KeyType.parse(key_type), KeyGroupRange(0, GROUPS), GROUPS, "op", 0, now_ms=0)
-    return kind(config, inline_bytes=1 << 16, snapshot_bytes_max=1 << 30) if kind is MemoryKeyedBackend else kind(config, incremental=True)
+    if kind is MemoryKeyedBackend:
+        return kind(config, inline_bytes=1 << 16, snapshot_bytes_max=1 << 30)
+    return kind(config, incremental=True)
 
 
 def fill(backend: Any, numbers: Any, value: int) -> None:
