@@ -37,7 +37,7 @@ class Batch:
 
     Exactly one of rows and columns is given; the other is made on first use when a schema is known. Immutable."""
 
-    __slots__ = ("_column_bytes", "_columns", "_row_factory", "_rows", "producer", "schema", "timestamps")
+    __slots__ = ("_column_bytes", "_columns", "_row_factory", "_rows", "_time_range", "producer", "schema", "timestamps")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Batch:
         self.producer = producer
         """The operator that made the rows, named when one of them does not fit the schema."""
         self._column_bytes = 0
+        self._time_range: tuple[int, int] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -115,6 +116,19 @@ class Batch:
         columns = None if self._columns is None else self._columns.slice(offset, stop - offset)
         return self._like(columns, rows, stamps)
 
+    def cut(self, lengths: Sequence[int]) -> list[Batch]:
+        """Consecutive slices of these many rows each, without an empty one. The size of columns is counted once, and each slice
+        has its share by rows."""
+        parts, offset = [], 0
+        for length in lengths:
+            if length:
+                part = self.slice(offset, length)
+                if self._columns is not None:
+                    part._column_bytes = max(1, self.size * length // self.num_rows)
+                parts.append(part)
+                offset += length
+        return parts
+
     def take(self, indices: npt.NDArray[np.int64]) -> Batch:
         """The named rows, in the order of `indices`."""
         stamps = None if self.timestamps is None else self.timestamps[indices]
@@ -149,6 +163,14 @@ class Batch:
         """The same records with these event times."""
         return self._like(self._columns, self._rows, timestamps)
 
+    def time_range(self) -> tuple[int, int]:
+        """The earliest and the latest event time, found once: whoever assigns times, follows or combines them asks, and windows
+        do. The batch has timestamps and at least one row."""
+        if self._time_range is None:
+            assert self.timestamps is not None
+            self._time_range = int(self.timestamps.min()), int(self.timestamps.max())
+        return self._time_range
+
     def _like(
         self,
         columns: pa.RecordBatch | None,
@@ -163,11 +185,12 @@ class Batch:
         batch._row_factory = self._row_factory
         batch.producer = self.producer
         batch._column_bytes = 0
+        batch._time_range = None
         return batch
 
     @property
     def size(self) -> int:
-        """Bytes: exact for columns, an estimate of 64 a row for rows. Used for credit and back-pressure only."""
+        """Bytes: exact for columns but for those of `cut`, an estimate of 64 a row for rows. For credit and back-pressure only."""
         if self._columns is not None:
             if not self._column_bytes:  # asked on either side of every exchange
                 self._column_bytes = max(1, int(self._columns.nbytes))

@@ -229,13 +229,8 @@ def split_by_subtask(batch: Batch, subtasks: npt.NDArray[np.int32], parallelism:
         order = np.argsort(wide, kind="stable")
     if batch.num_rows in counts:
         return ((counts.index(batch.num_rows), batch),)
-    gathered = batch.take(order)
-    parts, offset = [], 0
-    for subtask, length in enumerate(counts):
-        if length:
-            parts.append((subtask, gathered.slice(offset, length)))
-            offset += length
-    return parts
+    present = [subtask for subtask, length in enumerate(counts) if length]
+    return list(zip(present, batch.take(order).cut(counts), strict=True))
 
 
 class EdgeTarget(NamedTuple):

@@ -103,7 +103,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class StandbyView(msgspec.Struct, frozen=True):
-    """A worker that stands by: it has no slot."""
+    """A worker without a slot: it stands by, or fell silent and lost its slot to one that did."""
 
     seat: int
     spawn: int
@@ -158,6 +158,8 @@ class JobView(msgspec.Struct, frozen=True):
     restarts_at_ms: int = -1
     """End of the pause before the next attempt, wall clock; -1 unless the job is RESTARTING."""
     standbys: tuple[StandbyView, ...] = ()
+    silent: tuple[StandbyView, ...] = ()
+    """Workers that fell silent, and whose slots others have that stood by."""
 
 
 class WholeJobView(msgspec.Struct, frozen=True):

@@ -84,7 +84,7 @@ class Worker(schemas.Record):
 
 
 class StandbyWorker(schemas.Record):
-    """A worker that stands by: it has no slot."""
+    """A worker without a slot."""
 
     seat: int
     spawn: int
@@ -138,6 +138,8 @@ class Workers(schemas.Record):
     operators: list[OperatorNumbers]
     workers: list[Worker]
     standbys: list[StandbyWorker]
+    silent: list[StandbyWorker]
+    """Workers that sent no heartbeat for `heartbeat_timeout_ms`, and whose slots others have: their launcher replaces them."""
     as_of_ms: int
     """Until when this is known to have been so, ms since the epoch."""
 
@@ -192,6 +194,7 @@ def workers(service: Service, job_id: JobId) -> Workers:
         operators=_operators(view),
         workers=[_worker(each) for each in view.workers],
         standbys=[StandbyWorker(**msgspec.structs.asdict(each)) for each in view.standbys],
+        silent=[StandbyWorker(**msgspec.structs.asdict(each)) for each in view.silent],
         as_of_ms=view.now_ms,
     )
 

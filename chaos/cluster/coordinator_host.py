@@ -330,7 +330,8 @@ def _nothing(result: Any, error: BaseException | None) -> None:
 def _status_of(master: JobMaster) -> JobStatus:
     holders = tuple(_seen(each) for each in master.slot_pool.views())
     standbys = tuple(SeenWorker(each.seat, each.spawn, True) for each in master.standbys.views())
-    workers = in_seats(holders, standbys)
+    silent = tuple(SeenWorker(each.seat, each.spawn, False, True) for each in master.slot_pool.silent_views())
+    workers = in_seats((*holders, *silent), standbys)
     setup = master.setup
     restored = master.lifecycle.restore_point
     completed = restored.checkpoint_id if restored is not None else 0

@@ -291,7 +291,7 @@ SABOTAGES = (
     _pressed(
         "overtaking_savepoint",
         "the barriers of a savepoint overtake",
-        ("I36",),
+        ("I16", "I36"),
         Mutant(CheckpointCoordinator, "_may_overtake", _savepoints_overtake),
         plan=tuple(Fault("savepoint", at_ms=ms) for ms in (150, 350, 550)),
     ),

@@ -182,6 +182,7 @@ def capture(master: JobMaster, changes: int, wall_ms: int, *, monotonic_ms: int)
         totals=totals,
         restarts_at_ms=lifecycle.restarts_at_ms,
         standbys=master.standbys.views(),
+        silent=master.slot_pool.silent_views(),
     )
     return PublishedJob(
         epoch=setup.epoch,

@@ -34,7 +34,7 @@ from holdfast.barriers.messages import (
 from holdfast.coordinator.jobmaster.actions import Action, CloseStream, Deliver
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import Turn
-from holdfast.coordinator.views import WorkerView
+from holdfast.coordinator.views import StandbyView, WorkerView
 from holdfast.statebackends.errors import (
     AuthenticationError,
     FencedError,
@@ -218,6 +218,8 @@ class SlotPool:
         self.has_closed = False
         """A stream has closed since somebody set this back."""
         self._liveness_until_ms: int | None = None
+        self._silent: dict[int, StandbyView] = {}
+        """By seat: a worker that fell silent, and may still run while one of another seat has its slot. Its launcher ends it."""
 
     # --------------------------------------------------------------------------------------------------- registration
 
@@ -296,9 +298,23 @@ class SlotPool:
                 self.send(slot, ShutdownWorker("another process holds the same slot", respawn=True))
             self._turn.out.append(CloseStream(slot.index, slot.session))
         message = msgspec.structs.replace(message, host=clip(message.host))
+        before, seat = slot.last_holder, _seat_of(message)
+        if slot.timed_out and before is not None and _seat_of(before)[0] != seat[0]:
+            self._silent[_seat_of(before)[0]] = StandbyView(*_seat_of(before), before.pid, before.host, before.fingerprint)
+        self.heard_from_seat(*seat)
         slot.take(message, f"{self._rng.getrandbits(64):016x}", self._epoch, is_near=is_near)
         slot.touch(self._turn.now_ms, self._turn.wall_ms)
         return slot
+
+    def heard_from_seat(self, seat: int, spawn: int) -> None:
+        """A worker shows that it runs there: it is the one that was silent, or a successor."""
+        silent = self._silent.get(seat)
+        if silent is not None and silent.spawn <= spawn:
+            del self._silent[seat]
+
+    def silent_views(self) -> tuple[StandbyView, ...]:
+        """Workers that fell silent, and whose slots those of other seats have."""
+        return tuple(each for _, each in sorted(self._silent.items()))
 
     def current(self, index: int, session: str) -> Slot:
         """The slot of a session, which its message shows to be alive. Raises NotFoundError; FencedError if the session is over."""
@@ -421,6 +437,11 @@ class SlotPool:
 
     def views(self) -> tuple[WorkerView, ...]:
         return tuple(_view(slot) for slot in self.slots)
+
+
+def _seat_of(message: RegisterWorker) -> tuple[int, int]:
+    """Where its launcher started a worker, and which of its starts there it is."""
+    return (message.slot, message.spawn) if message.seat < 0 else (message.seat, message.seat_spawn)
 
 
 def _is_socket_path(text: str) -> bool:

@@ -87,6 +87,7 @@ class Standbys:
             if _order(message) < _order(known.message):
                 raise FencedError(f"seat {message.seat}: a newer worker stands by there", held=known.message.spawn)
             self._answer(known, self._nothing())
+        self._slots.heard_from_seat(message.seat, message.spawn)
         self._waiting[message.seat] = _Waiting(message, ticket, self._turn.now_ms + WAIT_MS)
 
     def _check(self, message: StandBy) -> None:

@@ -176,8 +176,7 @@ class ColumnarCombiner:
     # ------------------------------------------------------------------------------------------------------------ elements
 
     def add(self, batch: Batch, *, now_ms: int) -> Sequence[Element]:
-        stamps = batch.timestamps
-        span = None if stamps is None else (int(stamps.min()), int(stamps.max()))
+        span = None if batch.timestamps is None else batch.time_range()
         ready: list[Element] = []
         if self._records and self._must_go_first(span):
             ready += self.flush()

@@ -112,6 +112,14 @@ def stripe_count_for(parallelism: int, max_parallelism: int) -> int:
     return parallelism * max(1, max_parallelism // parallelism)
 
 
+def gap_of(owned: Indices, stripe_count: int) -> int:
+    """The distance of the indices of these stripes (ascending), if it is the same for all: they are one range then. Else 0."""
+    if not len(owned) or stripe_count % len(owned):
+        return 0
+    gap = stripe_count // len(owned)
+    return gap if bool((np.diff(owned) == gap).all()) else 0
+
+
 class StripeCursor:
     """Yields the next records of the stripes that one subtask owns, in global order, out of `total` records."""
 
@@ -127,6 +135,7 @@ class StripeCursor:
         self._cursor = int(self._next.min()) if len(self._next) else total
         # From this index on every stripe is read; before it some stripes are ahead, as another subtask read them further.
         self._even_from = int(self._next.max()) if len(self._next) else total
+        self._gap = gap_of(self._owned, stripe_count)
 
     def set_total(self, total: int) -> None:
         """Set the number of records in the input once it is known, before anything is taken."""
@@ -144,6 +153,8 @@ class StripeCursor:
     def take(self, count: int, stop: int | None = None) -> Indices:
         """Take up to `count` next indices, ascending, all below `stop`; the cursor moves behind them. Empty at `stop` or the
         end."""
+        if count <= 0:
+            return np.empty(0, dtype=np.int64)
         limit = self._total if stop is None else min(stop, self._total)
         indices = self._window(count, limit)
         self._cursor = int(indices[-1]) + 1 if len(indices) else max(self._cursor, limit)
@@ -151,8 +162,11 @@ class StripeCursor:
 
     def _window(self, count: int, limit: int) -> Indices:
         """The next `count` owned indices in [cursor, limit), without moving."""
-        if count <= 0 or self._cursor >= limit or not len(self._owned):
+        if self._cursor >= limit or not len(self._owned):
             return np.empty(0, dtype=np.int64)
+        if self._gap and self._cursor >= self._even_from:
+            first = self._cursor + (int(self._owned[0]) - self._cursor) % self._gap
+            return np.arange(first, min(limit, first + count * self._gap), self._gap, dtype=np.int64)
         step, owned = self.stripe_count, self._owned
         first = self._cursor // step
         while first * step < limit:

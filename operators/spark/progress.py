@@ -65,7 +65,11 @@ def seen_workers(workers: dict[str, Any]) -> tuple[SeenWorker, ...]:
         SeenWorker(int(each["seat"]), int(each["spawn"]), True, False, int(each["pid"]), str(each["fingerprint"]), stands_by=True)
         for each in workers.get("standbys", ())
     )
-    return in_seats(holders, standbys)
+    silent = tuple(
+        SeenWorker(int(each["seat"]), int(each["spawn"]), False, True, int(each["pid"]), str(each["fingerprint"]))
+        for each in workers.get("silent", ())
+    )
+    return in_seats((*holders, *silent), standbys)
 
 
 def _sits_elsewhere(worker: dict[str, Any]) -> bool:

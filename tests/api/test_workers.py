@@ -164,7 +164,7 @@ def test_workers_are_listed(served: Served) -> None:
     body = served.json("GET", WORKERS)
     known = {"attempt", "submission", "state", "epoch", "restarts", "failure", "last_failure", "late_dropped", "workers"}
     known |= {"restart_strategy", "restarts_at", "rows_skipped", "restored_local_bytes", "restored_remote_bytes", "operators"}
-    known |= {"as_of_ms", "standbys"}
+    known |= {"as_of_ms", "standbys", "silent"}
     assert set(body) == known
     assert (body["late_dropped"], body["rows_skipped"]) == (3, 5)
     source, late = body["operators"]
@@ -201,7 +201,7 @@ def test_workers_are_listed(served: Served) -> None:
             "seat_spawn": 0,
         }
     ]
-    assert body["standbys"] == []
+    assert body["standbys"] == body["silent"] == []
 
 
 # ------------------------------------------------------------------------------------------------------ command stream

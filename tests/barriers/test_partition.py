@@ -145,6 +145,21 @@ def test_split_by_subtask_is_a_stable_partition(subtasks: list[int]) -> None:
         ]
 
 
+def test_parts_of_columns_share_the_size_of_the_whole() -> None:
+    batch = columns(k=list(range(1000))).with_timestamps(np.arange(1000))
+    assert [part.num_rows for part in batch.cut([250, 0, 750])] == [250, 750]
+    assert [part.size for part in batch.cut([250, 0, 750])] == [batch.size // 4, batch.size * 3 // 4]
+    assert [part.time_range() for part in batch.cut([250, 0, 750])] == [(0, 249), (250, 999)]
+
+
+def test_a_batch_with_other_times_has_another_range() -> None:
+    batch = columns(k=[1, 2, 3]).with_timestamps(np.array([5, 1, 3]))
+    assert batch.time_range() == (1, 5)
+    assert batch.with_timestamps(np.array([7, 7, 8])).time_range() == (7, 8)
+    assert batch.slice(1).time_range() == (1, 3)
+    assert batch.filter(np.array([True, False, False])).time_range() == (5, 5)
+
+
 # ---------------------------------------------------------------------------------------------------- the other ways
 
 

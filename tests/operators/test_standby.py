@@ -15,6 +15,7 @@ from holdfast.barriers.processes import fingerprint_of, is_running
 from holdfast.operators.spark.progress import seen_workers
 from holdfast.operators.spark.slots import WorkerTemplate
 from holdfast.operators.spark.supervisor import (
+    LOSS_GRACE_MS,
     CancelWorker,
     GiveUp,
     Launch,
@@ -123,6 +124,21 @@ def test_the_driver_sees_workers_where_it_started_them() -> None:
         (1, 2, True, 8),
         (2, 3, True, 9),
     ]
+
+
+def test_a_silent_worker_is_ended_though_another_has_its_slot() -> None:
+    """A process that only stands still never ends by itself, and holds a Spark slot in which the next one could stand by."""
+    holder = {"slot": 0, "spawn": 1, "registered": True, "seat": 1, "seat_spawn": 1, "pid": 9}
+    silent = {"seat": 0, "spawn": 1, "pid": 8, "host": "here", "fingerprint": "f"}
+    supervisor = SlotSupervisor(1, standby_count=1)
+    supervisor.handle(Launch(), now_ms=0)
+    seen = WorkersSeen(seen_workers({"workers": [holder], "standbys": [], "silent": [silent]}))
+    assert supervisor.handle(seen, now_ms=1_000) == []
+    (cancel,) = supervisor.handle(seen, now_ms=1_000 + LOSS_GRACE_MS)
+    assert isinstance(cancel, CancelWorker)
+    assert (cancel.slot, cancel.spawn) == (0, 1)
+    assert supervisor.handle(WorkerEnded(0, 1, WorkerEnd.DIED), now_ms=1_500) == [SpawnWorker(0, 2)]
+    assert supervisor.handle(seen, now_ms=1_600) == [], "it is the one before"
 
 
 def test_a_job_does_without_a_worker_that_can_never_stand_by() -> None:

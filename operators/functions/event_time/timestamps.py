@@ -341,27 +341,25 @@ class TimestampsOperator(SkippingOperator):
     def _with_times(self, batch: Batch) -> Batch:
         """The rows that have an event time, with it."""
         if isinstance(self.source, str):
-            batch, timestamps = self._from_column(batch, self.source)
-        elif self.source is not None:
-            batch, timestamps = self._from_function(batch, self.source)
-        elif isinstance(self._generator, IngestionTimeGenerator):
-            timestamps = np.full(batch.num_rows, self._arrival_ms(), np.int64)
-        elif batch.timestamps is not None:
+            return self._from_column(batch, self.source)
+        if self.source is not None:
+            return self._from_function(batch, self.source)
+        if isinstance(self._generator, IngestionTimeGenerator):
+            return batch.with_timestamps(np.full(batch.num_rows, self._arrival_ms(), np.int64))
+        if batch.timestamps is not None:
             return batch
-        else:
-            raise InvalidConfigError(
-                f"operator {self.context.uid!r}: its records have no event times: give the strategy a timestamp assigner",
-                operator=self.context.uid,
-            )
-        return batch.with_timestamps(timestamps)
+        raise InvalidConfigError(
+            f"operator {self.context.uid!r}: its records have no event times: give the strategy a timestamp assigner",
+            operator=self.context.uid,
+        )
 
     def _arrival_ms(self) -> int:
         """The wall clock, which never falls here."""
         self._last_now_ms = max(self.context.now_ms(), self._last_now_ms)
         return self._last_now_ms
 
-    def _from_column(self, batch: Batch, name: str) -> tuple[Batch, npt.NDArray[np.int64]]:
-        """The rows that have an event time, and these."""
+    def _from_column(self, batch: Batch, name: str) -> Batch:
+        """The rows that have an event time, with it."""
         column = batch.columns().column(name)
         if column.null_count:
             has_none = np.asarray(column.is_null())
@@ -377,7 +375,7 @@ class TimestampsOperator(SkippingOperator):
             numbers = numbers.astype(np.object_)  # the product may be too large for int64
         return self._in_range(batch, numbers * factor if divisor == 1 else numbers // divisor)
 
-    def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> tuple[Batch, npt.NDArray[np.int64]]:
+    def _from_function(self, batch: Batch, function: Callable[[Any], Any]) -> Batch:
         """As `_from_column`; the function is called once for each row."""
         stamps: list[int] = []
         rows = batch.rows(self.input_type.record)
@@ -403,14 +401,19 @@ class TimestampsOperator(SkippingOperator):
             timestamps = np.array(stamps, np.object_)
         return self._in_range(batch, timestamps)
 
-    def _in_range(self, batch: Batch, timestamps: npt.NDArray[Any]) -> tuple[Batch, npt.NDArray[np.int64]]:
-        """The rows whose event times are ones. `timestamps`: ints of any size."""
-        if batch.num_rows and (int(timestamps.max()) > TIME_MS_MAX or int(timestamps.min()) < -TIME_MS_MAX):
-            beyond = np.asarray((timestamps > TIME_MS_MAX) | (timestamps < -TIME_MS_MAX), np.bool_)
-            for row in np.flatnonzero(beyond).tolist():
-                self._refuse(partial(self._beyond, timestamps[row], batch, row))
-            batch, timestamps = batch.filter(~beyond), timestamps[~beyond]
-        return batch, timestamps.astype(np.int64, copy=False)
+    def _in_range(self, batch: Batch, timestamps: npt.NDArray[Any]) -> Batch:
+        """The rows whose event times are ones, with them. `timestamps`: ints of any size."""
+        if not batch.num_rows:
+            return batch.with_timestamps(timestamps.astype(np.int64))
+        if timestamps.dtype == np.int64:
+            timed = batch.with_timestamps(timestamps)
+            earliest, latest = timed.time_range()
+            if earliest >= -TIME_MS_MAX and latest <= TIME_MS_MAX:
+                return timed
+        beyond = np.asarray((timestamps > TIME_MS_MAX) | (timestamps < -TIME_MS_MAX), np.bool_)
+        for row in np.flatnonzero(beyond).tolist():
+            self._refuse(partial(self._beyond, timestamps[row], batch, row))
+        return batch.filter(~beyond).with_timestamps(timestamps[~beyond].astype(np.int64))
 
     def _null(self, name: str, batch: Batch, row: int) -> InvalidTimestampError:
         return self._refused(f"column {name!r} is null", self._record(batch, row))

@@ -117,8 +117,7 @@ class BoundedGenerator:
 
     def on_records(self, batch: Batch, output: RecordOutput) -> None:
         output.emit_records(batch)
-        assert batch.timestamps is not None
-        latest_ms = int(batch.timestamps.max())
+        latest_ms = batch.time_range()[1]
         if self._latest_ms is None or latest_ms > self._latest_ms:
             self._latest_ms = latest_ms
 

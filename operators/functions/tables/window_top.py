@@ -77,7 +77,7 @@ class WindowTopOperator(FiringOperator):
         self._emitted = []
 
     def _take(self, batch: Batch, stamps: Numbers, input_index: int) -> None:
-        check_event_times(int(stamps.min()), int(stamps.max()), self.context)
+        check_event_times(*batch.time_range(), self.context)
         size, slide, passed = self.windows.size_ms, slide_of(self.windows), self._reached.current
         ends = stamps - (stamps - self.windows.offset_ms) % slide + size
         """Of the last window of each row; before it, where the slide is longer than the size, the row is in none."""

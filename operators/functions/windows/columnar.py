@@ -189,7 +189,7 @@ class ColumnarWindowOperator(FiringOperator):
     def _count_late(self, late: Batch) -> None:
         counters = self.context.counters
         counters.late_dropped += record_count(late)
-        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(int(self._stamps(late).min())))
+        counters.late_ms_max = max(counters.late_ms_max, self._reached.behind(late.time_range()[0]))
 
     @property
     def _fired_until(self) -> int:
@@ -361,7 +361,7 @@ class TumblingWindowOperator(ColumnarWindowOperator):
     def _windows_of(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64] | int, Batch]:
         """Start of each record's window (one number when it is the same for all), and the records that are not late."""
         size, offset = self.windows.size_ms, self.windows.offset_ms
-        earliest, latest = int(stamps.min()), int(stamps.max())
+        earliest, latest = batch.time_range()
         check_event_times(earliest, latest, self.context)
         first, last = (stamp - (stamp - offset) % size for stamp in (earliest, latest))
         late_until = self._fired_until

@@ -92,7 +92,8 @@ class SessionWindowOperator(LateWindowOperator):
 
     def _add(self, batch: Batch, stamps: npt.NDArray[np.int64]) -> None:
         late_until = self._late_until
-        check_event_times(earliest := int(stamps.min()), int(stamps.max()), self.context)
+        earliest, latest = batch.time_range()
+        check_event_times(earliest, latest, self.context)
         keys = self._batch_keys(batch)
         if earliest <= late_until:
             batch, keys = self._admitted(batch, keys, late_until)
@@ -101,8 +102,9 @@ class SessionWindowOperator(LateWindowOperator):
             stamps = self._stamps(batch)
         panes = np.maximum(stamps - stamps % self._gap_ms, self._sessions.first_pane(late_until))
         self._state.update(keys, panes, [stamps, stamps + self._gap_ms, *self._values(batch)], stamps)
-        self._next_end = min(self._next_end, int(stamps.min()) + self._gap_ms)
-        if self.lateness_ms and int(stamps.min()) + self._gap_ms <= self._fired_until:
+        first_end = batch.time_range()[0] + self._gap_ms
+        self._next_end = min(self._next_end, first_end)
+        if self.lateness_ms and first_end <= self._fired_until:
             self._fire_again(keys, panes, stamps)
 
     def _admitted(self, batch: Batch, keys: ArrowKeyColumn, late_until: int) -> tuple[Batch, ArrowKeyColumn]:

@@ -328,8 +328,8 @@ class WindowOperator(KeyedFunctionOperator):
     def process_batch(self, batch: Batch, input_index: int) -> None:
         for _ in self._catch_up():
             pass
-        if self._is_event_time and len(stamps := event_times(batch, self.context, "a window")):
-            check_event_times(int(stamps.min()), int(stamps.max()), self.context)
+        if self._is_event_time and len(event_times(batch, self.context, "a window")):
+            check_event_times(*batch.time_range(), self.context)
         self._arrived_ms = self.context.now_ms()
         records = self._records(batch)
         if self._is_default and not self._is_session:

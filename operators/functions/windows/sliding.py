@@ -126,7 +126,7 @@ class SlidingWindowOperator(LateWindowOperator):
     def _panes_of(self, batch: Batch, stamps: Numbers) -> tuple[Numbers | int, Batch]:
         """Start of each record's pane (one number when it is the same for all), and the records that are not late."""
         pane, offset = self.windows.pane_ms, self.windows.offset_ms
-        earliest, latest = int(stamps.min()), int(stamps.max())
+        earliest, latest = batch.time_range()
         check_event_times(earliest, latest, self.context)
         late_until, is_gapless = self._late_until, self.windows.slide_ms <= self.windows.size_ms
         is_in_time = self._last_window(earliest) > late_until

@@ -130,6 +130,27 @@ def test_elsewhere_it_waits_for_the_lease(rig: Seats) -> None:
     assert order.slot == 1
 
 
+def test_one_that_fell_silent_is_named_until_its_seat_has_another(rig: Seats) -> None:
+    """Its launcher is to end it: it holds a Spark slot, and never ends by itself."""
+    rig.stands_by(2)
+    silent_ms = rig.master.setup.graph.config.heartbeat_timeout_ms
+    for _ in range(4):
+        rig.pass_time(silent_ms // 4)
+        rig.heartbeat(0)
+    rig.register(1, spawn=1, task_attempt=1, nonce="s2", seat=2, seat_spawn=1)
+    (silent,) = rig.master.slot_pool.silent_views()
+    assert (silent.seat, silent.spawn, silent.pid, silent.fingerprint) == (1, 1, 5, "f")
+    rig.stands_by(1, spawn=2)
+    assert rig.master.slot_pool.silent_views() == ()
+
+
+def test_one_that_died_is_not_named(rig: Seats) -> None:
+    rig.stands_by(2)
+    rig.die(1)
+    rig.register(1, spawn=1, task_attempt=1, nonce="s2", seat=2, seat_spawn=1)
+    assert rig.master.slot_pool.silent_views() == ()
+
+
 def test_the_launchers_own_successor_is_no_worse_off(rig: Seats) -> None:
     """Whoever registers first has the slot; the other is refused, and its process asks for a new one."""
     rig.stands_by(2)

@@ -66,6 +66,30 @@ def test_no_stripes_means_nothing_to_read() -> None:
 
 
 @settings(max_examples=examples(150), deadline=None)
+@given(
+    first=st.integers(0, 5),
+    gap=st.sampled_from((1, 2, 3, 6)),
+    ahead=st.integers(0, 40),
+    total=st.integers(0, 120),
+    counts=st.lists(st.tuples(st.integers(0, 30), st.one_of(st.none(), st.integers(0, 130))), max_size=8),
+)
+def test_stripes_at_one_distance_are_read_as_any_others(
+    first: int, gap: int, ahead: int, total: int, counts: list[tuple[int, int | None]]
+) -> None:
+    owned = range(first % gap, 6, gap)
+    starts = {stripe: stripe + 6 * (ahead if stripe == owned[0] else 0) for stripe in owned}
+    left = [index for index in range(total) if index % 6 in owned and index >= starts[index % 6]]
+    cursor = StripeCursor(6, owned, total, next_indices=starts)
+    for count, stop in counts:
+        expected = [index for index in left if stop is None or index < stop][:count]
+        taken = cursor.take(count, stop=stop).tolist()
+        assert taken == expected[: len(taken)]
+        assert taken or not expected
+        left = left[len(taken) :]
+    assert cursor.peek() == (left[0] if left else None)
+
+
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), total=st.integers(0, 300), stripes=st.integers(1, 12))
 def test_every_record_is_read_once_over_rescales(data: st.DataObject, total: int, stripes: int) -> None:
     positions = {stripe: stripe for stripe in range(stripes)}
