@@ -328,7 +328,8 @@ class JobConfig(msgspec.Struct, frozen=True):
     rocksdb: RocksDBConfig | None = None
     """Settings of the state backend `rocksdb`. None: its defaults."""
     local_recovery: bool = True
-    """Workers keep copies of their newest checkpoint's files on their own disk, and restore from undamaged ones."""
+    """Workers keep copies of their newest checkpoint's files on their own disk, and state in slots in memory as that checkpoint has
+    it, and restore from undamaged ones."""
     local_recovery_directory: str | None = None
     """Folder of those copies: an absolute path on every worker's host. None: the worker's local disk, as configured in Spark."""
     savepoint_directory: str | None = None

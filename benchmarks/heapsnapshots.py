@@ -122,6 +122,23 @@ class Rig:
         backend.dispose()
         return duration
 
+    def rollback_s(self) -> float | None:
+        """As `restore_s`, of what is in memory. None: the backend keeps nothing."""
+        pending = self.backend.snapshot(self.number + 1)
+        kept = self.backend.keep()
+        pending.release()
+        if kept is None:
+            return None
+        backend = self.new_backend()
+        started = time.perf_counter()
+        taken = backend.take_over(kept, kept.names)
+        duration = time.perf_counter() - started
+        if not taken or sum(1 for _ in backend.keys("value")) != len(self.keys):
+            raise AssertionError("keys are missing")
+        kept.release()
+        backend.dispose()
+        return duration
+
     def loop_rates(self, seconds: float) -> tuple[float, float]:
         """Updates per second of the keyed loop with a checkpoint every `seconds`, and without any: whole rounds of both."""
         values = [self.rng.randbytes(VALUE_BYTES) for _ in range(1_000)]
@@ -265,6 +282,8 @@ def measure(kind: BackendKind, key_count: int) -> list[Row]:
             means = {field: mean(each[field] for each in increments) for field in increments[0]}
             rows.append({"what": f"mean of {INCREMENTS} increments", **means})
         rows.append({"what": "restore", "async_ms": rig.restore_s() * 1000})
+        if (in_place_s := rig.rollback_s()) is not None:
+            rows.append({"what": "rollback in place", "async_ms": in_place_s * 1000})
         for workload, per_second in (("W2", key_count // W2_SHARE), ("W5", W5_PER_SECOND)):
             what = f"updates of {workload}, {per_second:,} a second, while a full checkpoint is written"
             rows.append({"what": what, **rig.paced_rates(per_second)})

@@ -62,6 +62,20 @@ class PendingSnapshot(Protocol):
         """Loop thread: the flow ended, failed or was cancelled; frozen layers may be merged."""
 
 
+class KeptState(Protocol):
+    """State of one backend in memory as it was at one barrier, kept for a later backend of the same process."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the states that it has; each whole."""
+
+    def release(self) -> None:
+        """Loop thread: nobody takes it over any more."""
+
+    def free(self) -> None:
+        """Any thread, behind `release`: free its memory, bit by bit."""
+
+
 TimerRow: TypeAlias = tuple[int, bytes, bytes, int]
 """(time in ms, canonical key, namespace, key group)."""
 
@@ -175,6 +189,15 @@ class KeyedStateBackend(Protocol):
 
     def snapshot(self, checkpoint_id: int) -> PendingSnapshot:
         """Synchronous part of a snapshot: freeze the active layers, O(1) or O(changed)."""
+
+    def keep(self) -> KeptState | None:
+        """Right behind `snapshot`: the states that a later backend could take over as that snapshot has them. None: none."""
+
+    def take_over(self, kept: KeptState, names: frozenset[str]) -> frozenset[str]:
+        """Pool thread, in front of `restore`, which then leaves these states alone: begin with states of an earlier backend of the
+        same operator, key groups and types. Returns those that were taken: others may not be what a snapshot would give back.
+
+        After an error this backend is of no use."""
 
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None

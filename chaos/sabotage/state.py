@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast.coordinator.restore.assign as restore_module
+import holdfast.operators.task.rollback as rollback_module
 import holdfast.statebackends.redistribute as redistribute_module
 from holdfast.barriers.elements import MAX_WATERMARK
+from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.sabotage.base import Mutant, Sabotage, constant, throughout
 from holdfast.operators.functions.async_map import AsyncMapOperator
 from holdfast.operators.functions.operator_state import BroadcastState
@@ -14,6 +16,7 @@ from holdfast.operators.task.timers import Timer, TimerQueue
 from holdfast.statebackends.backends.operator import FrozenLists, ListOperatorStateBackend
 from holdfast.statebackends.columnar.state import FrozenColumns, FrozenState
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, DirtySlots, SlotPages
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.ttl import StateTtl, TableTtl
@@ -45,6 +48,16 @@ def _marks_nothing(original: Any) -> Any:
         self._frozen = DirtySlots(())
 
     return close_marks
+
+
+def _lets_pages_go(original: Any) -> Any:
+    """State that is kept for a rollback shares its pages with what is written on."""
+
+    def init(self: KeptSlots, keys: Any, tables: Any) -> None:
+        original(self, keys, tables)
+        self.release()
+
+    return init
 
 
 def _stores_no_requests(original: Any) -> Any:
@@ -204,6 +217,32 @@ SABOTAGES = (
         ("I7", "I6"),
         (Mutant(SlotPages, "_close_marks", _marks_nothing),),
         workloads=("counter", "ends"),
+        seeds_max=80,
+    ),
+    Sabotage(
+        "aborted_rollback",
+        "a restart takes over the newest state in memory, of whatever checkpoint it is",
+        ("I5", "I7", "I6"),
+        (
+            Mutant(rollback_module, "is_restored", constant(True)),
+            Mutant(rollback_module, "_is_same", constant(True)),
+            Mutant(rollback_module.KeptCheckpoints, "aborted", constant([])),
+        ),
+        workloads=("timers",),
+        plan=(
+            Fault("user_error", "reorder", at_ms=449),
+            Fault("user_error", "reorder", on="worker.close.", nth=4),
+            Fault("user_error", "reorder", on="worker.snapshot.", nth=14),
+        ),
+        seeds_max=80,
+    ),
+    Sabotage(
+        "unpinned_rollback",
+        "state that is kept in memory for a restart contains later writes of the job",
+        ("I5", "I7", "I6"),
+        (Mutant(KeptSlots, "__init__", _lets_pages_go),),
+        workloads=("timers", "sideoutputs"),
+        kinds=("user_error",),
         seeds_max=80,
     ),
     Sabotage(

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import cast
 
 from holdfast.barriers.alignment.gate import InputGate
@@ -19,6 +20,7 @@ from holdfast.barriers.jobgraph import JobConfig, JobVertex, OperatorDescription
 from holdfast.barriers.messages import Deployment, SubtaskDeployment
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.restored_channels import ChannelLoader
+from holdfast.operators.task.rollback import Claim, own_checkpoint
 from holdfast.operators.task.timers import EVENT_TIMERS, PROCESSING_TIMERS, InternalTimerService
 from holdfast.statebackends.backend import KeyedStateBackend, RestoredOperatorState
 from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
@@ -26,13 +28,13 @@ from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import OperatorListHandle, OperatorSubtaskState
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.keygroups import assign_key_groups
-from holdfast.statebackends.layout import file_name, is_checkpoint_folder
+from holdfast.statebackends.layout import file_name
 from holdfast.statebackends.local_recovery.copies import LocalCopies
 from holdfast.statebackends.local_recovery.storage import RecoveringStorage, RestoredBytes, stored_files
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
-from holdfast.statebackends.storage import is_absolute_folder, resolve_folder
+from holdfast.statebackends.storage import resolve_folder
 from holdfast.statebackends.storage.port import Storage, run_flow
 
 log = logging.getLogger("holdfast.restore")
@@ -62,23 +64,24 @@ class StateLoader:
         local_directory: str,
         settings: StateBackendSettings,
         copies: LocalCopies | None = None,
+        claims: Mapping[str, Claim] = MappingProxyType({}),
         channels: ChannelLoader | None = None,
         gate: InputGate | None = None,
     ) -> None:
-        """`copies`: kept on this host by this subtask or by an earlier attempt of it. `channels`: what stands in front of those of
-        `gate`; None: a subtask without."""
+        """`copies`: kept on this host by this subtask or by an earlier attempt of it. `claims`: operator -> what it takes over of
+        an earlier attempt in this process. `channels`: what stands in front of those of `gate`; None: a subtask without."""
         self._channels = channels
         self._gate = gate
         self.restored = RestoredBytes()
         """Counts bytes as the state is read."""
         self._copies = copies
+        self._claims = claims
         self._chain = chain
         self._vertex = vertex
         self._subtask = wanted.subtask
         self._restore: Mapping[str, OperatorSubtaskState] = wanted.restore
         self._folder = deployment.restored_folder
-        own = bool(self._folder) and not is_absolute_folder(self._folder) and is_checkpoint_folder(self._folder)
-        self._restored_id = deployment.restored_checkpoint_id if own else None
+        self._restored_id = own_checkpoint(deployment)
         """Restored checkpoint in the job's own directory, whose files the next ones may share; None for a foreign snapshot."""
         self._attempt = deployment.attempt
         self._config: JobConfig = deployment.graph.config
@@ -140,7 +143,7 @@ class StateLoader:
         lists.restore(_entries(handles, storage, folder, description.uid))
         keyed = None
         if description.key_type is not None:
-            keyed = self._keyed(node, description, description.key_type)
+            keyed = self._rolled_back(node, description, description.key_type)
             try:
                 keyed.restore(state.keyed, storage, folder, checkpoint_id=self._restored_id)
             except BaseException:
@@ -161,6 +164,21 @@ class StateLoader:
             if len(by_name[name]) == self._vertex.parallelism:  # one of each subtask, in their order
                 by_name[name] = [by_name[name][self._subtask]]
         return [handle for found in by_name.values() for handle in found]
+
+    def _rolled_back(self, node: ChainNode, description: OperatorDescription, key_type: str) -> KeyedStateBackend:
+        """A backend with what it takes over in place. Any failure of that means storage."""
+        keyed = self._keyed(node, description, key_type)
+        claim = self._claims.get(description.uid)
+        if claim is None:
+            return keyed
+        try:
+            taken = keyed.take_over(claim.kept, claim.names)
+        except Exception:
+            log.warning("operator %r: its state in memory is not used", description.uid, exc_info=True)
+            keyed.dispose()
+            return self._keyed(node, description, key_type)
+        self.restored.add(local=sum(size for name, size in claim.sizes.items() if name in taken))
+        return keyed
 
     def _keyed(self, node: ChainNode, description: OperatorDescription, key_type: str) -> KeyedStateBackend:
         vertex, config = self._vertex, self._config

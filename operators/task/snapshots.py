@@ -28,7 +28,14 @@ from holdfast.operators.base import CallThread
 from holdfast.operators.task.chain import ChainNode, OperatorChain
 from holdfast.operators.task.context import CancelToken, Clock, SubtaskPool
 from holdfast.operators.task.inflight import Elements, InFlight, SubtaskEdges
-from holdfast.statebackends.backend import KeyedStateBackend, PendingOperatorSnapshot, PendingSnapshot, SnapshotTarget
+from holdfast.operators.task.rollback import SubtaskStateKeeper
+from holdfast.statebackends.backend import (
+    KeptState,
+    KeyedStateBackend,
+    PendingOperatorSnapshot,
+    PendingSnapshot,
+    SnapshotTarget,
+)
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorSubtaskState, SegmentHandle
 from holdfast.statebackends.layout import exclusive_prefix, shared_prefix
@@ -143,14 +150,16 @@ class SubtaskCheckpointCoordinator:
         pack_threshold: int = 0,
         report: Callable[[Answerable], None],
         copies: LocalCopies | None = None,
+        keeper: SubtaskStateKeeper | None = None,
         edges: SubtaskEdges,
         inflight_bytes_max: int = INFLIGHT_BYTES_MAX,
     ) -> None:
-        """`copies`: local copies of checkpoint files, on this host. `edges`: of the subtask. `inflight_bytes_max`: of what
-        one checkpoint may hold in flight; one that needs more is declined."""
+        """`copies`: local copies of checkpoint files, on this host. `keeper`: keeps state for a rollback in place. `edges`: of the
+        subtask. `inflight_bytes_max`: of what one checkpoint may hold in flight; one that needs more is declined."""
         self._edges = edges
         self._inflight_bytes_max = inflight_bytes_max
         self._copies = copies
+        self._keeper = keeper
         self._key = key
         self._attempt = attempt
         self._chain = chain
@@ -246,6 +255,7 @@ class SubtaskCheckpointCoordinator:
         try:
             for node in chain.nodes:
                 parts.append(self._freeze(node, barrier))
+            self._keep(barrier)
         except BaseException:
             _release(parts)
             raise
@@ -322,6 +332,17 @@ class SubtaskCheckpointCoordinator:
                 keyed.release()
             raise
         return _OperatorPart(node, keyed, lists, work, external)
+
+    def _keep(self, barrier: CheckpointBarrier) -> None:
+        """Right behind the freeze: what is in memory of it, for a rollback in place."""
+        if self._keeper is None or barrier.kind in SAVEPOINT_KINDS:
+            return
+        states: dict[str, KeptState] = {}
+        for node in self._chain.nodes:
+            keyed = node.context.keyed_backend
+            if keyed is not None and (kept := keyed.keep()) is not None:
+                states[node.uid] = kept
+        self._keeper.froze(barrier.checkpoint_id, states)
 
     # ------------------------------------------------------------------------------------------- asynchronous part
 
@@ -416,6 +437,8 @@ class SubtaskCheckpointCoordinator:
         )
         if self._copies is not None and running.kept_folder is not None:
             self._copies.took(running.checkpoint_id, held_paths(states.values(), running.kept_folder, channels))
+        if self._keeper is not None:
+            self._keeper.acknowledged(running.checkpoint_id, states)
         key, number = self._key, running.checkpoint_id
         self._report(
             AcknowledgeCheckpoint(
@@ -551,6 +574,8 @@ class SubtaskCheckpointCoordinator:
             self._notified = checkpoint_id, max(0, self._clock.wall_ms() - timestamp_ms)
         if self._copies is not None and self._copies.confirm(checkpoint_id):
             self._pool.submit(self._copies.sweep, _ignore)
+        if self._keeper is not None:
+            self._keeper.completed(checkpoint_id)
 
     def close(self) -> None:
         """Close when no snapshot runs or will run: local copies stay for the next restore."""
@@ -566,6 +591,8 @@ class SubtaskCheckpointCoordinator:
     def _forget_copies(self, checkpoint_id: int) -> None:
         if self._copies is not None and self._copies.forget(checkpoint_id):
             self._pool.submit(self._copies.sweep, _ignore)
+        if self._keeper is not None:
+            self._keeper.aborted(checkpoint_id)
 
     def _decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> None:
         self._report(DeclineCheckpoint(self._attempt, checkpoint_id, self._key.vertex, self._key.subtask, reason, clip(message)))

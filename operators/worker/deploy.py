@@ -34,6 +34,7 @@ from holdfast.operators.task.inflight import EdgeLog, SubtaskEdges
 from holdfast.operators.task.input import GateInputs, never_delayed
 from holdfast.operators.task.restore import StateLoader
 from holdfast.operators.task.restored_channels import ChannelLoader
+from holdfast.operators.task.rollback import StateKeeper
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import DEAD_LETTERS_TAG, SourceOperator
 from holdfast.operators.task.subtask import UNITS_MAX, Report, Subtask, SubtaskPorts
@@ -140,6 +141,11 @@ class SubtaskBuilder:
     def __init__(self, plan: bytes, ports: WorkerPorts) -> None:
         self._plan = plan
         self._ports = ports
+        self._keeper = StateKeeper(ports.pool)
+
+    def begin(self, deployment: Deployment) -> None:
+        """In front of the first `build` of a deployment: nothing of the one before runs any more."""
+        self._keeper.deployed(deployment)
 
     def build(self, deployment: Deployment, wanted: SubtaskDeployment) -> DeployedSubtask:
         """Raises what unpickling user code raises, and GraphError when plan and graph disagree."""
@@ -171,6 +177,7 @@ class SubtaskBuilder:
             pack_threshold=graph.config.pack_threshold,
             report=ports.report,
             copies=copies,
+            keeper=self._keeper.of(key, deployment.attempt) if graph.config.local_recovery else None,
             edges=SubtaskEdges(graph, key),
             inflight_bytes_max=graph.config.inflight_bytes_max,
         )
@@ -183,6 +190,7 @@ class SubtaskBuilder:
             local_directory=ports.local_directory,
             settings=ports.backend_settings,
             copies=copies,
+            claims=self._keeper.claims(key, wanted.restore),
             channels=None if gate is None else ChannelLoader(wanted, deployment, _selectors(plan, vertex)),
             gate=gate,
         )

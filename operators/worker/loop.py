@@ -334,6 +334,7 @@ class Worker:
         # Before user code is loaded, which may take long: peers deployed already wait to be connected.
         try:
             self._transport.start(_peers_of(deployment, self._slot))
+            self._builder.begin(deployment)
             deployed = tuple(self._builder.build(deployment, each) for each in wanted)
         except BaseException:
             self._transport.stop()

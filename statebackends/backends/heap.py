@@ -15,15 +15,17 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
-from holdfast.statebackends.backend import KeyCourse, SnapshotTarget
+from holdfast.statebackends.backend import KeptState, KeyCourse, SnapshotTarget
 from holdfast.statebackends.backends.keyed import KeyedBackendBase, KeyedBackendConfig
 from holdfast.statebackends.errors import SnapshotTooLargeError
 from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, StateMeta
+from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.map_table import CopyOnWriteMapTable
 from holdfast.statebackends.heap.slot_states import SlotTables, create_slot_state
 from holdfast.statebackends.heap.slot_ttl import SlotCleanup, create_slot_ttl_state
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable, MapLayer, visible_keys
 from holdfast.statebackends.heap.ttl import TableTtl
+from holdfast.statebackends.serialization.exact_values import may_be_exact
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.deltas import newest_rows
@@ -118,6 +120,31 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def _pending(self, sources: list[ChangingSource]) -> TablesSnapshot:
         return TablesSnapshot(sources, self._key_groups, self._chains)
+
+    def keep(self) -> KeptSlots | None:
+        """States whose rows are all in slots, of values that come back from a snapshot as they are."""
+        slots = self._slots
+        if slots is None:
+            return None
+        namespaced = {name for name, _ in self._state_tables}
+        names = [name for name in slots.names if name not in namespaced and self._comes_back_as_it_is(name)]
+        return slots.kept(names) if names else None
+
+    def _comes_back_as_it_is(self, name: str) -> bool:
+        """Lists and maps are changed in place, and a time of expiry may have come since."""
+        is_row = self._descriptors[name].kind in _ROW_KINDS and name not in self._state_ttls
+        return is_row and may_be_exact(self._serializers[name].value.value_type)
+
+    def take_over(self, kept: KeptState, names: frozenset[str]) -> frozenset[str]:
+        slots = self._slots
+        if slots is None or not isinstance(kept, KeptSlots):
+            return frozenset()
+        own = [name for name in sorted(names & kept.names) if name in slots]
+        taken = [name for name in own if kept.is_exact(name, self._serializers[name].value.value_type)]
+        if taken:
+            slots.take_over(kept, taken)
+        self._taken_over = frozenset(taken)
+        return self._taken_over
 
     def _row_sources(self) -> list[ChangingSource]:
         by_name: dict[str, list[tuple[bytes, CopyOnWriteStateTable]]] = {name: [] for name in self._serializers}

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.statebackends.backend import KeyCourse, PendingSnapshot, TimerRowProvider
+from holdfast.statebackends.backend import KeptState, KeyCourse, PendingSnapshot, TimerRowProvider
 from holdfast.statebackends.columnar.state import NumpyColumnarState
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -153,6 +153,7 @@ class KeyedBackendBase(ABC):
         self._timers: dict[str, TimerRowProvider] = {}
         self._restored_timers: dict[str, pa.Table] = {}
         self._rules: dict[StateMeta, RowRules] = {}
+        self._taken_over: frozenset[str] = frozenset()  # states that no restore loads
 
     # ------------------------------------------------------------------------------------------------------ while running
 
@@ -389,6 +390,12 @@ class KeyedBackendBase(ABC):
 
     # ----------------------------------------------------------------------------------------------------------- restoring
 
+    def keep(self) -> KeptState | None:
+        return None
+
+    def take_over(self, kept: KeptState, names: frozenset[str]) -> frozenset[str]:
+        return frozenset()
+
     def restore(
         self, handles: Sequence[KeyedStateHandle], storage: Storage, folder: str, *, checkpoint_id: int | None = None
     ) -> None:
@@ -399,7 +406,7 @@ class KeyedBackendBase(ABC):
         self._restore_native(native, storage, folder, checkpoint_id)
         stored = state_parts(ours, operator=self._operator)
         parts = [part for part in stored if not part.is_native and self._declared(part.meta) is not None]
-        for some in part_batches(parts):
+        for some in part_batches([part for part in parts if part.meta.name not in self._taken_over]):
             read = self._read_tables(some, storage, folder)
             for part in some:
                 self._restore_tables(part, read)

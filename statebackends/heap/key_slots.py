@@ -53,6 +53,11 @@ class KeySlots:
             self._by_key.update(zip([encoded[row] for row in rows], numbers.tolist(), strict=True))
         return slots
 
+    def load(self, keys: ArrowKeyColumn) -> None:
+        """Begin with distinct keys, whose slots are their places."""
+        if len(keys):
+            self._check(self._index.slots(keys), 0)
+
     def of_key(self, key: bytes) -> int:
         """Slot of one key, by its canonical bytes; a new key gets the next one."""
         by_key = self._known()

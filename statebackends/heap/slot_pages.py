@@ -148,15 +148,26 @@ class SlotPages:
         self.pages.clear()
         self.marks.clear()
 
+    def take_over(self, pages: Sequence[list[Any]]) -> None:
+        """Begin with pages that others may read, too, who pin them: as behind a barrier."""
+        self.pages[:] = pages
+        self.marks[:] = [None] * len(pages)
+        self._full[:] = bytes(len(pages))
+        self._emptied[:] = [-1] * len(pages)
+
     # ---------------------------------------------------------------------------------------------------------- barriers
 
     def freeze(self, count: int) -> list[list[Any]]:
         """The pages as they are, which don't change until `release`. `count`: slots that there are."""
         self._close_marks(count)
-        self._pins += 1
-        self.pinned = True
+        self.pin()
         self._barriers += 1
         return self.pages[:]
+
+    def pin(self) -> None:
+        """Somebody reads the pages as they are, right behind a barrier, until `release`."""
+        self._pins += 1
+        self.pinned = True
 
     @property
     def full(self) -> bytes:

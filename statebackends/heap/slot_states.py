@@ -7,7 +7,7 @@ them are such: O(slots) then, and O(1) for each new key."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.statebackends.backend import KeyCourse
 from holdfast.statebackends.columnar.key_index import Slots
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.key_slots import ColumnOf, KeySlots
 from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
 from holdfast.statebackends.heap.slot_context import SlotContext
@@ -273,6 +274,21 @@ class SlotTables:
         """All states, at a barrier."""
         keys = self.keys.frozen()
         return {name: FrozenPages(table, self.keys.count, keys) for name, table in self._tables.items()}
+
+    def kept(self, names: Collection[str]) -> KeptSlots:
+        """Some states, right behind `freeze`."""
+        return KeptSlots(self.keys.frozen(), {name: self._tables[name] for name in names})
+
+    def take_over(self, kept: KeptSlots, names: Collection[str]) -> None:
+        """Begin with states of another backend as they were kept; the other tables have nothing yet. O(keys), vectorised.
+
+        Raises InvariantError; nothing may be done with these tables then."""
+        self.keys.load(kept.keys())
+        for name in names:
+            self._tables[name].take_over(kept.pages_of(name))
+        self._reserve()
+        self._slots_max = max(SLOTS_MIN, 2 * self.keys.count)
+        kept.moved({name: self._tables[name] for name in names})
 
     def _make_room(self) -> None:
         """Drop slots that are not needed, if slots have doubled since it was looked for the last time and half of them are such."""

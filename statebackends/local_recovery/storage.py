@@ -31,7 +31,7 @@ class RestoredBytes:
     """Bytes that one restore of a subtask read. Thread-safe."""
 
     local: int = 0
-    """From copies on this host."""
+    """From copies on this host, or not read, since this process had it in memory."""
     remote: int = 0
     """From checkpoint storage."""
     damaged: int = 0

@@ -25,6 +25,8 @@ from holdfast.barriers.exchange.channels import OutputChannel, OutputSettings
 from holdfast.barriers.exchange.credits import CreditAnnouncement, SenderCredit
 from holdfast.barriers.exchange.frames import ChannelId
 from holdfast.barriers.exchange.wiring import derive_inputs
+from holdfast.barriers.jobgraph import JobConfig, JobGraph
+from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from holdfast.chaos.checkers import INVARIANTS
 from holdfast.chaos.faults.faults import check_plan, expand_kinds
 from holdfast.chaos.sabotage import SABOTAGES, Mutant, Sabotage, find_sabotage
@@ -34,10 +36,12 @@ from holdfast.operators.sources.enumerator import EnumeratorReader
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.sources.split_source import SplitSourceReader
 from holdfast.operators.sources.splits import Source, SourceReader, SourceSplit, SplitEnumerator
+from holdfast.operators.task.rollback import KeptCheckpoints
 from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.columnar.state import FrozenColumns, NumpyColumnarState
 from holdfast.statebackends.errors import InvalidConfigError
-from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
+from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState, StateMeta
+from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, FrozenPages, SlotPages
 from holdfast.statebackends.heap.state_table import CopyOnWriteStateTable
 from holdfast.statebackends.heap.timers import TimerRows
@@ -359,6 +363,48 @@ def test_shared_page() -> None:
 
 def test_unmarked_page() -> None:
     assert_changes("unmarked_page", lambda: of_slots(from_barrier=False), [[2]], [])
+
+
+def test_unpinned_rollback() -> None:
+    def kept() -> Any:
+        pages = SlotPages()
+        pages.reserve(1)
+        pages.put(0, 1)
+        pages.freeze(1)
+        kept = KeptSlots(lambda: None, {"count": pages})  # type: ignore[arg-type, return-value]
+        pages.release()
+        pages.put(0, 2)
+        assert pages.get(0) == 2
+        return kept.pages_of("count")[0][0]
+
+    assert_changes("unpinned_rollback", kept, 1, 2)
+
+
+def test_aborted_rollback() -> None:
+    def restores(restored: int, stored: int) -> Any:
+        kept, key = KeptCheckpoints(), SubtaskKey("v", 0)
+        meta, groups = StateMeta("count", "value", "int", "int64"), KeyGroupRange(0, 1)
+        tables = {
+            number: OperatorSubtaskState((KeyedStateHandle(groups, "arrow", (meta,), (InlineHandle(b"%d" % number),)),))
+            for number in (7, 8)
+        }
+        for number, table in tables.items():
+            kept.froze(key, 1, number, {"op": KeptSlots(lambda: None, {"count": SlotPages()})})  # type: ignore[arg-type, return-value]
+            kept.acknowledged(key, number, {"op": table})
+        kept.aborted(key, 8)
+        deployment = Deployment(
+            2,
+            JobGraph("job", (), (), JobConfig()),
+            (SubtaskDeployment("v", 0),),
+            {},
+            restored_checkpoint_id=restored,
+            restored_folder=f"job/chk-{restored}",
+        )
+        kept.deployed(deployment)
+        return sorted(kept.claims(key, {"op": tables[stored]}))
+
+    assert restores(7, 7) == ["op"]
+    assert_changes("aborted_rollback", lambda: (restores(8, 8), restores(7, 8)), ([], []), (["op"], ["op"]))
 
 
 def test_shown_expired() -> None:

@@ -180,6 +180,8 @@ SCENES = {
     "refired_timer": Scene("timers", (at(600, "user_error", "reorder"),)),
     "shared_generation": Scene("timers", (SLOW_WRITES,)),
     "shared_page": Scene("counter", (SLOW_WRITES,)),
+    "aborted_rollback": drawn("aborted_rollback", first=20),
+    "unpinned_rollback": Scene("timers", (at(600, "user_error", "reorder"),)),
     "unmarked_page": Scene("counter", WORKERS_DIE, backend="filesystem"),
     "shared_columns": Scene("aggregate", (SLOW_WRITES,)),
     "shared_panes": Scene("aggregate", (SLOW_WRITES,)),
