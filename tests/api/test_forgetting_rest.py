@@ -62,7 +62,7 @@ def test_a_key_is_forgotten_and_stands_in_no_answer_and_no_line(
     assert files_with(tmp_path, KEY) == []
     assert values_of(found["certificate"]["result"]) == {"UA": 2, "WN": 3}
     assert KEY not in json.dumps(found) + caplog.text
-    wanted = (f"POST {PATH}", f"FORGET complete {found['certificate']['key_hash']}")
+    wanted = ("forget a key", f"FORGET complete {found['certificate']['key_hash']}")
 
     def is_audited() -> bool:
         lines = [line.request for line in read_audit(str(tmp_path / "state")) if line.kind == "request"]
