@@ -352,7 +352,7 @@ def test_a_revoked_token_is_out(flags: list[str], monkeypatch: pytest.MonkeyPatc
     assert issued["id"] not in run("token", "list", *flags)
     monkeypatch.setenv("HOLDFAST_TOKEN", issued["token"])
     assert f"token {issued['id']} is not known here: it was revoked" in fails("jobs", *flags)
-    assert issued["token"].rpartition("_")[2] not in fails("jobs", *flags)
+    assert issued["token"].split("_", 2)[2] not in fails("jobs", *flags)
     monkeypatch.setenv("HOLDFAST_TOKEN", "hft_no-id_at-all_x")
     assert "wrong bearer token" in fails("jobs", *flags)
 
