@@ -30,7 +30,7 @@ from holdfast.chaos.workloads.scenario import Scenario, Workload
 from tests.simulation import fakes
 
 runner = CliRunner()
-SABOTAGE = min(SABOTAGES)
+SABOTAGE = "unblocked_channel"
 
 
 @pytest.fixture(autouse=True)
