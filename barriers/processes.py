@@ -24,12 +24,13 @@ def fingerprint_of(pid: int) -> str:
 
 
 def sight() -> str:
-    """32 hex digits that say which processes this one sees in /proc: hash of the host's boot, the pid namespace, and the owner, to
-    whom others' may be hidden. Processes with the same sight see of each other whether they have ended. Empty: can't be told."""
+    """32 hex digits that say which processes this one sees in /proc: hash of the host's name, its boot (virtual machines of one
+    image in memory share it), the pid namespace, and the owner, to whom others' may be hidden. Processes with the same sight see of
+    each other whether they have ended. Empty: can't be told."""
     try:
         if os.readlink(f"{_PROC}/self") != str(os.getpid()):
             return ""  # /proc is that of another namespace
-        return _digest(_boot(), _namespace(), os.geteuid())
+        return _digest(os.uname().nodename, _boot(), _namespace(), os.geteuid())
     except OSError:
         return ""
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -237,29 +237,36 @@ class KeptAnswers:
             if not encoding.done():
                 encoding.set_result(None)
 
-        async def tell(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                let_go()  # the answer is kept: nobody waits for this reader
-            await send(message)
-
         try:
-            await self._pass_on(key, scope, receive, tell)
+            await self._pass_on(key, scope, receive, send, let_go)
         finally:
             let_go()
 
-    async def _pass_on(self, key: tuple[str, bytes], scope: Scope, receive: Receive, send: Send) -> None:
-        """Have FastAPI answer, and keep what may be given again."""
+    async def _pass_on(
+        self, key: tuple[str, bytes], scope: Scope, receive: Receive, send: Send, kept: Callable[[], None] | None = None
+    ) -> None:
+        """Have FastAPI answer, and keep what may be given again. `kept`: called before anything is sent."""
         status = 0
         headers: Headers = ()
 
+        start: Message | None = None
+
         async def tell(message: Message) -> None:
-            nonlocal status, headers
+            nonlocal status, headers, start
             if message["type"] == "http.response.start":
                 status, headers = message["status"], tuple(message["headers"])  # those further out add to the list
-            elif message.get("more_body"):
+                if _SHOWN in scope:  # nobody else waits for a reader who does not take a head: what is to be kept comes first
+                    start = message
+                    return
+            if message.get("more_body"):
                 status = 0
             elif status:
                 self._keep(key, scope, status, headers, message.get("body", b""))
+            if kept is not None:
+                kept()
+            if start is not None:
+                head, start = start, None
+                await send(head)
             await send(message)
 
         await self._app(scope, receive, tell)

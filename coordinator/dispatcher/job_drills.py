@@ -89,6 +89,8 @@ class JobDrills:
         """Of the newest drill."""
         self._is_busy = False
         """A drill is under way, or is about to be."""
+        self._pin = ""
+        """Its label, until it has ended."""
         self._seen_ms: dict[str, int] = {}
         self._due_ms: dict[str, int] = {}
         """When something should be known of the newest checkpoints of jobs."""
@@ -110,33 +112,34 @@ class JobDrills:
             self._is_busy = True
         try:
             self._load(job_id)
-            self._remove_pins(job_id)
-            pin = f"drilling{drill_id[:16]}"
-            number, kind, location = self._pinned(job_id, checkpoint_id, pin)
+            labelled = self._remove_pins(job_id)
+            pin = self._pin = f"drilling{drill_id[:16]}"
+            number, kind, location = self._pinned(job_id, checkpoint_id, pin, labelled)
         except BaseException:
             with self._lock:
-                self._is_busy = False
+                self._is_busy, self._pin = False, ""
             raise
         view = DrillView(drill_id, number, kind, location, DrillState.RUNNING, by, self._clock.wall_ms())
         thread = threading.Thread(target=self._run, args=(job_id, view, pin), name=f"drill-{drill_id[:8]}", daemon=True)
         with self._lock:
             self._keep(job_id, view)
+            self._thread = thread
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads
             self._unpin(job_id, pin)
             self._end(job_id, view, DrillReport(error=str(error)))
             raise StorageUnavailableError(f"no drill can be begun now: {error}") from error
-        with self._lock:
-            self._thread = thread
         return view
 
-    def _pinned(self, job_id: str, checkpoint_id: int | None, pin: str) -> tuple[int, CheckpointKind, str]:
+    def _pinned(
+        self, job_id: str, checkpoint_id: int | None, pin: str, labelled: frozenset[int]
+    ) -> tuple[int, CheckpointKind, str]:
         """Id, kind and location of the snapshot to drill. One that a job may delete has a label now, unless none can be given: then
-        it is read all the same. Raises NotFoundError."""
+        it is read all the same. `labelled`: those that users' labels keep. Raises NotFoundError."""
         for _ in range(KEEP_ATTEMPTS):
             found = self._find(job_id, checkpoint_id)
-            if found[1].is_savepoint or self._registry.find(job_id) is None:
+            if found[0] in labelled or found[1].is_savepoint or self._registry.find(job_id) is None:
                 break
             try:
                 self._labels.add(job_id, found[0], pin)
@@ -156,14 +159,18 @@ class JobDrills:
         except HoldfastError as error:
             logger.info("job %s: the label %s is left over: %s", job_id, pin, printable(str(error)))
 
-    def _remove_pins(self, job_id: str) -> None:
-        """Those that are left over."""
+    def _remove_pins(self, job_id: str) -> frozenset[int]:
+        """Those that are left over, not that of the drill under way. Returns ids that have other labels."""
+        labelled = set()
         try:
             for view in self._labels.list(job_id).labels:
-                if DRILLING_LABEL.fullmatch(view.label) is not None:
+                if DRILLING_LABEL.fullmatch(view.label) is None:
+                    labelled.add(view.checkpoint_id)
+                elif view.label != self._pin:
                     self._labels.remove(job_id, view.label, view.checkpoint_id)
         except HoldfastError as error:
             logger.info("job %s: labels that drills left over stay: %s", job_id, printable(str(error)))
+        return frozenset(labelled)
 
     def drills(self, job_id: str) -> tuple[DrillView, ...]:
         """Newest first. Raises NotFoundError."""
@@ -232,7 +239,7 @@ class JobDrills:
             process, thread = self._process, self._thread
         if process is not None:
             process.kill()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(10)
 
     # ------------------------------------------------------------------------------------------------------- schedule
@@ -306,8 +313,10 @@ class JobDrills:
         except Exception as error:
             logger.exception("the drill of %s failed", printable(view.location))
             report = DrillReport(error=f"internal error: {type(error).__name__}")
-        self._unpin(job_id, pin)
-        self._end(job_id, view, report)
+        try:
+            self._unpin(job_id, pin)
+        finally:
+            self._end(job_id, view, report)
 
     def _execute(self, location: str) -> DrillReport:
         request = msgspec.json.encode(DrillRequest(location, max(1, int(self._seconds_max))))
@@ -339,17 +348,22 @@ class JobDrills:
 
     def _end(self, job_id: str, view: DrillView, report: DrillReport) -> None:
         ended = view.ended(report, self._clock.wall_ms())
-        self._store(job_id, ended)
-        with self._lock:
-            self._is_busy = False
-            known = self._known.get(job_id)
-            if known is not None:
-                kept = [ended if each.drill_id == view.drill_id else each for each in known]
-                self._known[job_id] = deque(kept, DRILLS_KEPT)
-                self._changes += 1
+        try:
+            self._store(job_id, ended)
+        finally:
+            self._ended(job_id, ended)
         runner = self._registry.find(job_id)
         if runner is not None and not self._stopping.is_set():
             runner.post(DrillNoted(ended))
+
+    def _ended(self, job_id: str, ended: DrillView) -> None:
+        with self._lock:
+            self._is_busy, self._pin = False, ""
+            known = self._known.get(job_id)
+            if known is not None:
+                kept = [ended if each.drill_id == ended.drill_id else each for each in known]
+                self._known[job_id] = deque(kept, DRILLS_KEPT)
+                self._changes += 1
 
     # --------------------------------------------------------------------------------------------------------- records
 

@@ -475,14 +475,17 @@ def test_whoever_waits_for_an_encoding_that_fails_has_its_own() -> None:
     run(ask)
 
 
-def test_a_slow_reader_holds_up_nobody_who_waits_for_the_same_answer() -> None:
+@pytest.mark.parametrize("message", ["http.response.start", "http.response.body"])
+def test_a_slow_reader_holds_up_nobody_who_waits_for_the_same_answer(message: str) -> None:
+    at = message
+
     async def ask(kept: KeptAnswers, routes: Routes, views: Views) -> None:
         await get(kept)
         views.now = MomentNow(Moment(2, "u"))
         entered, never = asyncio.Event(), asyncio.Event()
 
         async def stuck(message: Message) -> None:
-            if message["type"] == "http.response.body":
+            if message["type"] == at:
                 entered.set()
                 await never.wait()
 

@@ -160,6 +160,30 @@ def test_a_label_that_a_drill_left_over_is_removed_by_the_next_one(service: Coor
     assert labels_of(service, crew.job_id) == [("drilling-mine", newest)]
 
 
+def test_a_look_leaves_the_label_of_the_drill_under_way(service: CoordinatorService, tmp_path: Path) -> None:
+    crew = running(service, checkpoint_interval_ms=20, drill_interval_ms=60_000)
+    crew.until_completed(2)
+    gate = tmp_path / "gate"
+    with_process(service, f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint({REPORT!r})")
+    begun = service.drill(crew.job_id)
+    service._drills._preloaded.clear()  # as of a job that is led since a moment
+    service._drills.look()
+    assert len(labels_of(service, crew.job_id)) == 1
+    gate.touch()
+    assert outcome(service, crew.job_id, begun).state is DrillState.PASSED
+    assert labels_of(service, crew.job_id) == []
+
+
+def test_what_a_user_has_labelled_gets_no_further_label(service: CoordinatorService, crew: Crew) -> None:
+    """A snapshot's labels can be changed so many times, and scheduled drills would use them up."""
+    with_process(service, PRINT.format(REPORT))
+    newest = outcome(service, crew.job_id, service.drill(crew.job_id)).checkpoint_id
+    service.add_label(crew.job_id, newest, "mine")
+    with_process(service, "import time; time.sleep(600)")
+    service.drill(crew.job_id, newest)
+    assert labels_of(service, crew.job_id) == [("mine", newest)]
+
+
 def test_a_drill_goes_on_without_a_label_where_none_can_be_given(
     service: CoordinatorService, crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
