@@ -182,6 +182,8 @@ class ForgetCall:
         self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
         self._read: dict[str, Counts] = {}
+        self._further: dict[str, set[tuple[str, str]]] = {}
+        """By location: states with a table that another tool has put more into than rows."""
         self._erased_at = 0
         self._not_covered: Mapping[str, str] = NOT_COVERED
 
@@ -259,14 +261,17 @@ class ForgetCall:
         if snapshot.metadata.in_flight or not all(is_tables(snapshot.operator(uid)) for uid in self._uids(snapshot)):
             return False
         chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(snapshot)}
-        return not any(rows for which, (rows, _) in self._counted(snapshot).items() if which in chosen)
+        if any(rows for which, (rows, _) in self._counted(snapshot).items() if which in chosen):
+            return False
+        return not chosen & self._further[snapshot.location]
 
     def _counted(self, snapshot: StoredSnapshot, known: Mapping[str, Count] | None = None) -> Counts:
         """Rows of all keyed states of a snapshot that is nobody's to change: every row is read, once in this call; not those of
         files in `known`, which are copies of what was read."""
         if snapshot.location not in self._read:
             states = (each for each in snapshot.states() if each.is_keyed)
-            self._read[snapshot.location] = count_rows(snapshot, states, self._key, known or {})
+            further = self._further[snapshot.location] = set()
+            self._read[snapshot.location] = count_rows(snapshot, states, self._key, known or {}, further)
         return self._read[snapshot.location]
 
     def _is_quoted_beside(self, snapshot: StoredSnapshot) -> bool:

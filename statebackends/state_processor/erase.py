@@ -55,10 +55,15 @@ def is_tables(operator: OperatorState) -> bool:
 
 
 def count_rows(
-    snapshot: StoredSnapshot, states: Iterable[StoredState], key_text: str, known: Mapping[str, Count] = _NOTHING
+    snapshot: StoredSnapshot,
+    states: Iterable[StoredState],
+    key_text: str,
+    known: Mapping[str, Count] = _NOTHING,
+    further: set[tuple[str, str]] | None = None,
 ) -> Counts:
     """Rows of a key in those states whose key type can have it. Reads every row, but those of files in `known`: names of files in
-    the snapshot's folder -> what is in them."""
+    the snapshot's folder -> what is in them. Adds to `further` the states that have a table with more in it than rows: another
+    tool's, which may quote the key where no row has it."""
     found: Counts = {}
     with snapshot.reader() as reader:
         for state in states:
@@ -69,7 +74,10 @@ def count_rows(
             names = [part.base.path if isinstance(part.base, FileHandle) else "" for part in state.keyed if not part.is_native]
             counts = [known[name] for name in names if name in known]
             if len(counts) < len(state.keyed):
-                counts.append(_counted(reader, _without(state, known), key))
+                rows, total, is_plain = _counted(reader, _without(state, known), key)
+                counts.append((rows, total))
+                if not is_plain and further is not None:
+                    further.add((state.operator.uid, state.meta.name))
             found[state.operator.uid, state.meta.name] = (sum(rows for rows, _ in counts), sum(total for _, total in counts))
             reader.forget()
     return found
@@ -80,12 +88,19 @@ def _without(state: StoredState, known: Mapping[str, Count]) -> StoredState:
     return replace(state, keyed=tuple(unread))
 
 
-def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> Count:
+def _counted(reader: PartReader, state: StoredState, key: KeyOf) -> tuple[int, int, bool]:
+    """Rows of the key, all rows, and whether the tables have nothing else in them."""
     rows = total = 0
-    for batch in state_batches(reader, state, state_schema(reader, state), columns=key_columns(key.key_type)):
+    are_plain: list[bool] = []
+    schema = state_schema(reader, state)
+
+    def opened(_: StatePart, stored: pa.Schema) -> None:
+        are_plain.append(_is_plain(stored, schema))
+
+    for batch in state_batches(reader, state, schema, columns=key_columns(key.key_type), opened=opened):
         rows += pc.sum(key.mask(batch)).as_py() or 0
         total += batch.num_rows
-    return rows, total
+    return rows, total, all(are_plain)
 
 
 class Erased(NamedTuple):

@@ -180,3 +180,15 @@ def test_a_row_of_the_key_in_anothers_table_is_damage_and_no_copy(tmp_path: Path
     with pytest.raises(hf.HoldfastError, match="key_group"):
         erased(tmp_path, source)
     assert files_below(tmp_path / "out") == {}
+
+
+def test_a_table_with_more_in_it_than_rows_is_told(tmp_path: Path) -> None:
+    """Another tool may have left the key in a dictionary, or in a column of its own: no row has it, and the file does."""
+    source = source_of(tmp_path, "filesystem")
+    states = [state for state in source.states() if state.is_keyed]
+    further: set[tuple[str, str]] = set()
+    count_rows(source, states, GONE, {}, further)
+    assert further == set()
+    quoting = replaced(source, 0, lambda table: table.append_column("note", pa.array([GONE] * table.num_rows)))
+    count_rows(quoting, [state for state in quoting.states() if state.is_keyed], GONE, {}, further)
+    assert further == {(UID, COUNT.name)}

@@ -44,7 +44,8 @@ SUBTASKS_SERIES_MAX = 100
 """Subtasks of a vertex whose series are shown one by one without being named."""
 
 JOBS_AT_ONCE_MAX = 256
-"""Jobs whose moment is found without a thread: 5 us each."""
+"""Jobs whose moment is found without a thread: 5 us each. Of those on record CHECKPOINTS_A_JOB count as another one."""
+CHECKPOINTS_A_JOB = 8
 
 UNKNOWN_STATE = "UNKNOWN"
 """State of a job without a recorded end, read from its directory alone: it may be running."""
@@ -222,7 +223,8 @@ class Queries:
             newest, coming = self._calls.led(job_id).look()
             return MomentNow(newest.moment if newest is not None else None, (coming,) if coming is not None else ())
         services = self._registry.services()
-        if len(services) + len(self._registry.recorded_jobs()) > JOBS_AT_ONCE_MAX:
+        on_record = sum(1 + len(entry.checkpoints) // CHECKPOINTS_A_JOB for entry in self._registry.recorded_jobs())
+        if len(services) + on_record > JOBS_AT_ONCE_MAX:
             return MomentNow(None)
         found, unseen = self._calls.looks_now(services)
         looks = [newest for _, (newest, _) in found if newest is not None]
