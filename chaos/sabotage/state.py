@@ -53,8 +53,8 @@ def _marks_nothing(original: Any) -> Any:
 def _lets_pages_go(original: Any) -> Any:
     """State that is kept for a rollback shares its pages with what is written on."""
 
-    def init(self: KeptSlots, keys: Any, tables: Any) -> None:
-        original(self, keys, tables)
+    def init(self: KeptSlots, keys: Any, tables: Any, key_groups: Any) -> None:
+        original(self, keys, tables, key_groups)
         self.release()
 
     return init

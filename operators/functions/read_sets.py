@@ -3,7 +3,9 @@
 A row that has these columns alone can't be told from the whole row by a function that does nothing with it but `row["price"]` and
 `row.get("price")`, each with a name that stands in the code. Whatever else it does with the row (`**row`, iteration, a name that
 is computed, a call that gets the row, a row that is kept, changed or emitted) may need all of it, and so do functions whose code
-is not Python's. A read set is a proof, never a guess: nothing is learnt from the rows that happened to come first."""
+is not Python's. A read set is a proof, never a guess: nothing is learnt from the rows that happened to come first. What it takes
+for granted: a function that this one calls does not look into the frames of its callers, as some templates and reporters of errors
+do; those see the row with the columns that are read."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ _SEES_LOCALS = frozenset(
 """Names by which a function could see its own variables, or that of others could be. The last three take variables of their caller
 by names in a text: pandas (`frame.query("user == @row['user']")`), numexpr, DuckDB."""
 _CALLS = frozenset({"PRECALL", "CALL"})
+_PLACEHOLDER = getattr(functools, "Placeholder", _SEES_LOCALS)
 
 
 def read_set(function: Callable[..., Any], argument: int = 0, *, is_consumed: bool = False) -> frozenset[str] | None:
@@ -30,6 +33,8 @@ def read_set(function: Callable[..., Any], argument: int = 0, *, is_consumed: bo
     iterated over and given to nobody, so that a generator's frame, with the row in it, is seen by nobody either."""
     code: Any = function
     if type(code) is functools.partial:
+        if any(each is _PLACEHOLDER for each in code.args):
+            return None  # of Python 3.14: an argument that comes later
         code, argument = code.func, argument + len(code.args)
     if isinstance(code, MethodType):
         code, argument = code.__func__, argument + 1

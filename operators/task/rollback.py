@@ -3,7 +3,8 @@
 `KeptCheckpoints`, the CORE, decides what may be taken over. It is pure, and any doubt means storage: the deployment must restore
 the very checkpoint, of an earlier attempt, and name for a state the very parts that this subtask acknowledged for it. Names of
 files hold attempt and nonce and are never used twice; of what is inline the bytes are compared. So what is taken over is what would
-be read: another parallelism, another job's snapshot or a rewritten one name other parts. Correctness needs none of it.
+be read: another job's snapshot or a rewritten one name other parts. At another parallelism a subtask may be given the same parts
+for fewer key groups: a backend takes over what was frozen for exactly its own. Correctness needs none of it.
 
 `StateKeeper`, the shell, lets go of what nobody needs any more: on the loop thread, its memory on the pool."""
 
@@ -146,6 +147,8 @@ class KeptCheckpoints:
                 each for each in self._kept[key] if key not in wanted or not is_restored(each, checkpoint_id, deployment.attempt)
             ]
             gone += self._drop(key, stale)
+            for each in self._kept.get(key, ()):
+                each.is_confirmed = True  # what is restored is complete, though the notice may have been lost
         return gone
 
     def claims(self, key: SubtaskKey, restored: Mapping[str, OperatorSubtaskState]) -> dict[str, Claim]:

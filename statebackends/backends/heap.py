@@ -128,7 +128,7 @@ class HeapKeyedBackend(KeyedBackendBase):
             return None
         namespaced = {name for name, _ in self._state_tables}
         names = [name for name in slots.names if name not in namespaced and self._comes_back_as_it_is(name)]
-        return slots.kept(names) if names else None
+        return slots.kept(names, self._key_groups) if names else None
 
     def _comes_back_as_it_is(self, name: str) -> bool:
         """Lists and maps are changed in place, and a time of expiry may have come since."""
@@ -137,7 +137,7 @@ class HeapKeyedBackend(KeyedBackendBase):
 
     def take_over(self, kept: KeptState, names: frozenset[str]) -> frozenset[str]:
         slots = self._slots
-        if slots is None or not isinstance(kept, KeptSlots):
+        if slots is None or not isinstance(kept, KeptSlots) or kept.key_groups != self._key_groups:
             return frozenset()
         own = [name for name in sorted(names & kept.names) if name in slots]
         taken = [name for name in own if kept.is_exact(name, self._serializers[name].value.value_type)]

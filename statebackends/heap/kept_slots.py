@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.slot_pages import SlotPages
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.exact_values import are_exact
@@ -23,9 +24,13 @@ PAGES_AT_ONCE = 16
 class KeptSlots:
     """Implements `backend.KeptState`."""
 
-    def __init__(self, keys: Callable[[], ArrowKeyColumn], tables: Mapping[str, SlotPages]) -> None:
-        """Loop thread, right behind the barrier's freeze. `keys` gives those of the slots that there are."""
+    def __init__(
+        self, keys: Callable[[], ArrowKeyColumn], tables: Mapping[str, SlotPages], key_groups: KeyGroupRange
+    ) -> None:
+        """Loop thread, right behind the barrier's freeze. `keys` gives those of the slots that there are; `key_groups`: of the
+        backend, which no other may take them over for: a handle may be given whole to a subtask that has a part of them."""
         self.keys = keys
+        self.key_groups = key_groups
         self._tables = dict(tables)
         self._pages = {name: table.pages[:] for name, table in tables.items()}
         for table in tables.values():

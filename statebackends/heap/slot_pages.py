@@ -84,7 +84,7 @@ class SlotPages:
         self._known = 0  # slots that there were at the last barrier
         self._barriers = 0
         self._full = bytearray()  # 1: a snapshot found that all slots of the page have a value, and none was removed since
-        self._emptied: list[int] = []  # barriers that there were when a value of the page was removed last; -1: never
+        self._emptied: list[int] = []  # barriers that there were when the page was made, or a value of it was removed last
 
     def reserve(self, count: int) -> None:
         """Make pages for so many slots."""
@@ -92,7 +92,7 @@ class SlotPages:
             self.pages.append([MISSING] * PAGE_SLOTS)
             self.marks.append(None)
             self._full.append(0)
-            self._emptied.append(-1)
+            self._emptied.append(self._barriers)  # what a snapshot in flight finds is told of an older page of this number
 
     def own(self, page: int) -> bytearray:
         """The marks of a page that is about to be written for the first time since a barrier."""
@@ -153,7 +153,7 @@ class SlotPages:
         self.pages[:] = pages
         self.marks[:] = [None] * len(pages)
         self._full[:] = bytes(len(pages))
-        self._emptied[:] = [-1] * len(pages)
+        self._emptied[:] = [self._barriers] * len(pages)
 
     # ---------------------------------------------------------------------------------------------------------- barriers
 
@@ -228,7 +228,6 @@ class SlotPages:
         self.pages[:], self.marks[:], self._emptied = [], [], []
         self._full.clear()
         self.reserve(len(kept))
-        self._emptied = [self._barriers] * len(self.pages)  # what a snapshot in flight finds is told of other pages
         self.load(np.arange(len(kept)), values)
         for slot in marked[marked >= 0].tolist():
             page = slot >> PAGE_BITS

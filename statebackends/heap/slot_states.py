@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.statebackends.backend import KeyCourse
 from holdfast.statebackends.columnar.key_index import Slots
 from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.key_slots import ColumnOf, KeySlots
 from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
@@ -275,9 +276,9 @@ class SlotTables:
         keys = self.keys.frozen()
         return {name: FrozenPages(table, self.keys.count, keys) for name, table in self._tables.items()}
 
-    def kept(self, names: Collection[str]) -> KeptSlots:
+    def kept(self, names: Collection[str], key_groups: KeyGroupRange) -> KeptSlots:
         """Some states, right behind `freeze`."""
-        return KeptSlots(self.keys.frozen(), {name: self._tables[name] for name in names})
+        return KeptSlots(self.keys.frozen(), {name: self._tables[name] for name in names}, key_groups)
 
     def take_over(self, kept: KeptSlots, names: Collection[str]) -> None:
         """Begin with states of another backend as they were kept; the other tables have nothing yet. O(keys), vectorised.
@@ -289,6 +290,7 @@ class SlotTables:
         self._reserve()
         self._slots_max = max(SLOTS_MIN, 2 * self.keys.count)
         kept.moved({name: self._tables[name] for name in names})
+        kept.keys = self.keys.frozen()  # the same; the index of the other backend is let go
 
     def _make_room(self) -> None:
         """Drop slots that are not needed, if slots have doubled since it was looked for the last time and half of them are such."""

@@ -34,7 +34,7 @@ from holdfast.statebackends.handles import (
 )
 from holdfast.statebackends.heap import slot_states
 from holdfast.statebackends.settings import StateBackendSettings
-from holdfast.statebackends.state import StateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, Ttl, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Operation, ReadFile, run_flow
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, Cluster, use
@@ -331,6 +331,45 @@ def test_one_equal_value_of_another_class_is_read_from_storage(kind: Any, usual:
     found = fresh.get_state(state).value()
     assert type(found) is type(usual)
     assert {type(each) for each in (found if isinstance(found, tuple) else (found,))} == {int}
+
+
+def test_a_subtask_with_other_key_groups_reads_from_storage(tmp_path: Path) -> None:
+    """Its share of an old subtask's state may name the very files, for a part of their key groups."""
+    cluster = Cluster(tmp_path, "memory")
+    state = ValueStateDescriptor("v", int)
+    backend = filled(cluster, state, {f"k{number}": number for number in range(100)})
+    pending = backend.snapshot(1)
+    kept = backend.keep()
+    handles, folder = cluster.finish(pending)
+    counts = []
+    for subtask in (0, 1):
+        fresh = cluster.backend([state], parallelism=2, subtask=subtask)
+        assert fresh.take_over(kept, frozenset({"v"})) == frozenset()
+        fresh.restore(handles, cluster.storage, folder)
+        counts.append(len(list(fresh.keys("v"))))
+    assert sum(counts) == 100
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize(
+    "state", [ListStateDescriptor("v", int), MapStateDescriptor("v", str, int), ValueStateDescriptor("v", int, ttl=Ttl(60_000))]
+)
+def test_lists_maps_and_what_expires_are_read_from_storage(state: StateDescriptor, tmp_path: Path) -> None:
+    backend = Cluster(tmp_path, "memory").backend([state, COUNT])
+    use(backend, "a")
+    found = backend.get_state(state)
+    match state.kind:
+        case "list":
+            found.add(1)
+        case "map":
+            found.put("m", 1)
+        case _:
+            found.update(1)
+    backend.get_state(COUNT).update(1)
+    backend.snapshot(1)
+    kept = backend.keep()
+    assert kept is not None
+    assert kept.names == {COUNT.name}
 
 
 def test_a_state_with_namespaces_is_read_from_storage(tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ def test_unpinned_rollback() -> None:
         pages.reserve(1)
         pages.put(0, 1)
         pages.freeze(1)
-        kept = KeptSlots(lambda: None, {"count": pages})  # type: ignore[arg-type, return-value]
+        kept = KeptSlots(lambda: None, {"count": pages}, KeyGroupRange(0, 1))  # type: ignore[arg-type, return-value]
         pages.release()
         pages.put(0, 2)
         assert pages.get(0) == 2
@@ -389,7 +389,7 @@ def test_aborted_rollback() -> None:
             for number in (7, 8)
         }
         for number, table in tables.items():
-            kept.froze(key, 1, number, {"op": KeptSlots(lambda: None, {"count": SlotPages()})})  # type: ignore[arg-type, return-value]
+            kept.froze(key, 1, number, {"op": KeptSlots(lambda: None, {"count": SlotPages()}, KeyGroupRange(0, 1))})  # type: ignore[arg-type, return-value]
             kept.acknowledged(key, number, {"op": table})
         kept.aborted(key, 8)
         deployment = Deployment(

@@ -770,3 +770,37 @@ def test_a_million_slots_are_not_made_for_a_key_that_is_large(kind: Any) -> None
     assert backend.state_size() > 0
     backend.dispose()
     assert backend._slots.keys.count >= 0
+
+
+@pytest.mark.parametrize("kind", [MemoryKeyedBackend, FilesystemKeyedBackend])
+def test_a_snapshot_that_ends_late_says_nothing_of_pages_made_since(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots were numbered anew behind its barrier: a page of the same number is another one, and has slots without a value."""
+    monkeypatch.setattr(slot_states, "SLOTS_MIN", 4)
+    backend = backend_of(kind=kind)
+    state, storage = backend.get_state(COUNT), DictStorage()
+
+    def use(number: int) -> None:
+        backend.set_current_key(KeyType.parse("int64").encode(number), 0)
+
+    for number in range(4 * PAGE_SLOTS):
+        use(number)
+        state.update(number)
+    pending = backend.snapshot(1)
+    run_flow(pending.flow(SnapshotTarget(1, "chk-1", "a", False, 0)), storage)
+    for number in range(4 * PAGE_SLOTS):
+        use(number)
+        state.clear()
+    backend._slots._slots_max = backend._slots.keys.count
+    for number in range(10_000, 10_000 + 2 * PAGE_SLOTS):
+        use(number)
+        if number % 3:
+            state.update(number)
+        else:
+            assert state.value() is None
+    pending.release()
+    again = backend.snapshot(2)
+    run_flow(again.flow(SnapshotTarget(2, "chk-2", "b", False, 0)), storage)
+    again.release()
+    pages = backend._slots[COUNT.name]
+    for page, is_full in enumerate(pages.full):
+        assert not is_full or MISSING not in pages.pages[page]
