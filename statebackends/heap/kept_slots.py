@@ -50,9 +50,11 @@ class KeptSlots:
             are_exact(value_type, [value for value in chain.from_iterable(some) if value is not MISSING]) for some in _some(pages)
         )
 
-    def moved(self, tables: Mapping[str, SlotPages]) -> None:
-        """Some states were taken over by other tables, which share the pages from now on: of these alone it stays."""
+    def moved(self, tables: Mapping[str, SlotPages], keys: Callable[[], ArrowKeyColumn]) -> None:
+        """Some states were taken over by other tables, which share the pages from now on: of these alone it stays. `keys`: the same
+        ones from the index of these tables, since it would hold that of the others."""
         self.release()
+        self.keys = keys
         self._tables = dict(tables)
         self._pages = {name: self._pages[name] for name in tables}
         for table in tables.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,9 @@ class SlotValueState(Generic[V]):
         value: V = found
         return value
 
+    unexpired = value
+    """The value to combine with an added one. No method of its own: that would be one more call for each record."""
+
     def update(self, value: V) -> None:
         if self._check is not None:
             self._check(value)
@@ -106,13 +109,27 @@ class SlotCopiedState(SlotValueState[V]):
         value: V = found
         return value
 
+    unexpired = value
+
+
+class CombinedValue(Protocol[V]):
+    """What a reducing or an aggregating state needs of the state that stores its value, with a TTL or without."""
+
+    def value(self) -> V | None: ...
+
+    def unexpired(self) -> V | None: ...
+
+    def update(self, value: V) -> None: ...
+
+    def clear(self) -> None: ...
+
 
 class SlotReducingState(Generic[V]):
     """Implements `state.AppendingState` with a reduce function."""
 
     __slots__ = ("_reduce", "_stored")
 
-    def __init__(self, stored: SlotValueState[V], reduce: Callable[[V, V], V]) -> None:
+    def __init__(self, stored: CombinedValue[V], reduce: Callable[[V, V], V]) -> None:
         self._stored = stored
         self._reduce = reduce
 
@@ -120,7 +137,7 @@ class SlotReducingState(Generic[V]):
         return self._stored.value()
 
     def add(self, value: V) -> None:
-        old = self._stored.value()
+        old = self._stored.unexpired()
         self._stored.update(value if old is None else self._reduce(old, value))
 
     def clear(self) -> None:
@@ -132,7 +149,7 @@ class SlotAggregatingState(Generic[IN, ACC, OUT]):
 
     __slots__ = ("_aggregate", "_stored")
 
-    def __init__(self, stored: SlotValueState[ACC], aggregate: AggregateFunction[IN, ACC, OUT]) -> None:
+    def __init__(self, stored: CombinedValue[ACC], aggregate: AggregateFunction[IN, ACC, OUT]) -> None:
         self._stored = stored
         self._aggregate = aggregate
 
@@ -141,7 +158,7 @@ class SlotAggregatingState(Generic[IN, ACC, OUT]):
         return None if accumulator is None else self._aggregate.get_result(accumulator)
 
     def add(self, value: IN) -> None:
-        accumulator = self._stored.value()
+        accumulator = self._stored.unexpired()
         if accumulator is None:
             accumulator = self._aggregate.create_accumulator()
         self._stored.update(self._aggregate.add(value, accumulator))
@@ -289,8 +306,7 @@ class SlotTables:
             self._tables[name].take_over(kept.pages_of(name))
         self._reserve()
         self._slots_max = max(SLOTS_MIN, 2 * self.keys.count)
-        kept.moved({name: self._tables[name] for name in names})
-        kept.keys = self.keys.frozen()  # the same; the index of the other backend is let go
+        kept.moved({name: self._tables[name] for name in names}, self.keys.frozen())
 
     def _make_room(self) -> None:
         """Drop slots that are not needed, if slots have doubled since it was looked for the last time and half of them are such."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.columnar.key_index import Slots
@@ -11,13 +10,13 @@ from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
 from holdfast.statebackends.heap.slot_context import SlotContext
 from holdfast.statebackends.heap.slot_pages import PAGE_BITS, PLACE_MASK, SlotPages
+from holdfast.statebackends.heap.slot_states import SlotAggregatingState, SlotReducingState
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.heap.ttl import Cleanup, Item, StateTtl, TableTtl
 from holdfast.statebackends.heap.ttl_states import TtlListState, TtlMapState
 from holdfast.statebackends.serialization.type_serializer import Copier
 from holdfast.statebackends.serialization.value_checks import CONDITION_NAMES, Checks
 from holdfast.statebackends.state import (
-    AggregateFunction,
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -27,9 +26,6 @@ from holdfast.statebackends.state import (
 
 V = TypeVar("V")
 K = TypeVar("K")
-IN = TypeVar("IN")
-ACC = TypeVar("ACC")
-OUT = TypeVar("OUT")
 
 
 class SlotCleanup(Cleanup):
@@ -167,49 +163,6 @@ def _checking(condition: str) -> type[SlotTtlValueState[Any]]:
     return type("SlotTtlValueState", (SlotTtlValueState,), {"__slots__": (), "update": found["update"]})
 
 
-class SlotTtlReducingState(Generic[V]):
-    """Implements `state.AppendingState` with a reduce function."""
-
-    __slots__ = ("_reduce", "_stored")
-
-    def __init__(self, stored: SlotTtlValueState[V], reduce: Callable[[V, V], V]) -> None:
-        self._stored = stored
-        self._reduce = reduce
-
-    def get(self) -> V | None:
-        return self._stored.value()
-
-    def add(self, value: V) -> None:
-        old = self._stored.unexpired()
-        self._stored.update(value if old is None else self._reduce(old, value))
-
-    def clear(self) -> None:
-        self._stored.clear()
-
-
-class SlotTtlAggregatingState(Generic[IN, ACC, OUT]):
-    """Implements `state.AppendingState` with an AggregateFunction."""
-
-    __slots__ = ("_aggregate", "_stored")
-
-    def __init__(self, stored: SlotTtlValueState[ACC], aggregate: AggregateFunction[IN, ACC, OUT]) -> None:
-        self._stored = stored
-        self._aggregate = aggregate
-
-    def get(self) -> OUT | None:
-        accumulator = self._stored.value()
-        return None if accumulator is None else self._aggregate.get_result(accumulator)
-
-    def add(self, value: IN) -> None:
-        accumulator = self._stored.unexpired()
-        if accumulator is None:
-            accumulator = self._aggregate.create_accumulator()
-        self._stored.update(self._aggregate.add(value, accumulator))
-
-    def clear(self) -> None:
-        self._stored.clear()
-
-
 class SlotTtlListState(TtlListState[V]):
     """TtlListState in slots."""
 
@@ -245,7 +198,7 @@ def create_slot_ttl_state(
         case ValueStateDescriptor():
             return kind(context, table, copy, checks, ttl)
         case ReducingStateDescriptor():
-            return SlotTtlReducingState(kind(context, table, copy, checks, ttl), descriptor.reduce)
+            return SlotReducingState(kind(context, table, copy, checks, ttl), descriptor.reduce)
         case AggregatingStateDescriptor():
-            return SlotTtlAggregatingState(kind(context, table, copy, checks, ttl), descriptor.aggregate)
+            return SlotAggregatingState(kind(context, table, copy, checks, ttl), descriptor.aggregate)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))
