@@ -6,7 +6,8 @@ breaks the chain from there on. The first line of a chain names the ends of the 
 off later is missed by its successor. What nobody can see is the loss of the newest lines, before a next chain has begun.
 
 Refusals are bounded: anybody can cause them. What one sender changes beyond its share of a day goes into a second chain of the
-process, with a bound of its own: else a token that may change something would push the records of all others out. And so is the
+process, with a bound of its own: else a token that may change something would push the records of all others out. Lines of the
+first chain name its end, at once when it has one, then hourly, and when the process stops. And so is the
 log: the oldest files are deleted, once a line says so, with the hash that the rest goes on from. A beginning that is missing and
 that no line tells of was taken out by somebody else."""
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -46,6 +47,8 @@ CHANGES_FILES_A_DAY = 150
 """Begun by changes of one sender. Beyond either bound its changes of that day are recorded in the chain of further ones."""
 FURTHER_WRITE_EVERY_MS = 60_000
 """Oldest line of that chain that waits, at most: a file a second would use its bound up in an hour and a half."""
+FURTHER_NAMED_EVERY_MS = 3_600_000
+"""The process's own chain names the end of further changes so often, and once it has one: files for that are bounded."""
 FURTHER_CHANGES = "further changes of who made more than a share of the log"
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Lines that wait for a storage that does not answer; further ones are counted in one line."""
@@ -91,7 +94,8 @@ class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """SHA-256 of the line before, as its bytes are stored without the line's end; zeros for the first one."""
     time_ms: int
     kind: str
-    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted)."""
+    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted),
+    further (how far the chain of further changes is stored)."""
     request: str = ""
     job: str = ""
     subject: str = ""
@@ -102,8 +106,9 @@ class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int = 0
     """Of the answer; 0: the caller left before it was answered."""
     count: int = 0
+    """Of what was dropped or pruned; of a line that names further changes: their lines until the end that it names."""
     heads: dict[str, str] = {}
-    """Of a first line: chain -> hash of its last line."""
+    """Of a first line, and of one that names further changes: chain -> hash of its last line."""
     pruned: dict[str, PrunedChain] = {}
 
 
@@ -131,8 +136,18 @@ class Noted(msgspec.Struct, frozen=True):
         return ":".join(host.split(":")[:4]) if ":" in host else host
 
 
+FURTHER = "further"
+"""Kind of a line that names the end of further changes."""
 PRUNED = "lines deleted until now to make room"
 REPEATED = "refusals of one sender beyond the bound"
+
+
+class ChainEnd(msgspec.Struct, frozen=True):
+    """How far a chain goes."""
+
+    lines: int = 0
+    head: str = NO_HASH
+    """Hash of the last one."""
 
 
 class FileReady(msgspec.Struct, frozen=True):
@@ -140,6 +155,8 @@ class FileReady(msgspec.Struct, frozen=True):
 
     path: str
     content: bytes
+    end: ChainEnd
+    """Of its chain once it is stored."""
 
 
 class RefusalWindow:
@@ -225,6 +242,10 @@ class AuditRecorder:
         self._open_bytes = 0
         self._since_ms = now_ms
         self._ready: FileReady | None = None
+        self.stored = ChainEnd()
+        """What is in storage of the chain."""
+        self._further_named = ChainEnd()
+        self._further_named_ms = now_ms - FURTHER_NAMED_EVERY_MS
         self._refusals_hidden = self._dropped = 0
         self._refusals = RefusalWindow()
         self._allowance = RefusalAllowance(now_ms)
@@ -284,6 +305,16 @@ class AuditRecorder:
         line = AuditLine(self._number, self._last, wall_ms, "pruned", subject=PRUNED, count=count, pruned=dict(marks))
         self._add(line, now_ms)
 
+    def name_further(self, chain: str, end: ChainEnd, *, now_ms: int, wall_ms: int, force: bool = False) -> None:
+        """Say how far the chain of further changes is stored, if that is due. `force`: if there is anything to say."""
+        is_due = force or now_ms - self._further_named_ms >= FURTHER_NAMED_EVERY_MS
+        if not is_due or end.lines == self._further_named.lines:
+            return
+        self._further_named, self._further_named_ms = end, now_ms
+        heads = {chain: end.head}
+        line = AuditLine(self._number, self._last, wall_ms, FURTHER, subject=FURTHER_CHANGES, count=end.lines, heads=heads)
+        self._add(line, now_ms)
+
     @property
     def chain(self) -> str:
         return self._chain
@@ -291,7 +322,7 @@ class AuditRecorder:
     def _add(self, line: AuditLine, now_ms: int) -> int:
         """Returns its bytes."""
         content = msgspec.json.encode(line)
-        is_slow = self._is_further or line.kind in ("refused", "dropped")
+        is_slow = self._is_further or line.kind in ("refused", "dropped", FURTHER)
         self._allowance.took(size=len(content) + 1 if is_slow else 0)
         if not self._open:
             self._since_ms, self._waits_long = now_ms, is_slow
@@ -311,7 +342,9 @@ class AuditRecorder:
         elif self._waits_long:
             every_ms = REFUSALS_SPENT_EVERY_MS if self._allowance.is_spent(now_ms) else REFUSALS_WRITE_EVERY_MS
         if self._ready is None and self._open and (force or now_ms - self._since_ms >= every_ms or self._is_full):
-            self._ready = FileReady(audit_path(self._chain, self._files), b"".join(self._cut()))
+            lines = list(self._cut())
+            end = ChainEnd(self.stored.lines + len(lines), hash_of(lines[-1][:-1]))
+            self._ready = FileReady(audit_path(self._chain, self._files), b"".join(lines), end)
             self._files += 1
             self._allowance.took(files=int(self._waits_long))
         return self._ready
@@ -330,7 +363,8 @@ class AuditRecorder:
             yield line + b"\n"
 
     def written(self) -> None:
-        self._ready = None
+        assert self._ready is not None
+        self.stored, self._ready = self._ready.end, None
 
 
 def hash_of(line: bytes) -> str:
@@ -362,13 +396,24 @@ class AuditReport(msgspec.Struct, frozen=True):
         return not self.problems
 
 
+class _NamedEnd(NamedTuple):
+    """End of another chain that a line names."""
+
+    path: str
+    line: int
+    """Where, from 1."""
+    chain: str
+    end: ChainEnd
+    """Without its number of lines if the line does not tell it."""
+
+
 class AuditVerifier:
     """Checks files of audit chains, given in the order of `in_order`, one at a time."""
 
     def __init__(self) -> None:
         self._problems: list[AuditProblem] = []
         self._heads: dict[str, str] = {}
-        self._named: list[tuple[str, str, str]] = []
+        self._named: list[_NamedEnd] = []
         self._hashes: dict[str, set[str]] = {}
         self._number: dict[str, int] = {}
         self._next_file: dict[str, int] = {}
@@ -416,7 +461,8 @@ class AuditVerifier:
         elif line.before != self._heads.get(chain, NO_HASH):
             self._problem(path, index, f"the line before it in chain {chain} was changed")
         self._number[chain] = line.number + 1
-        self._named += [(path, other, head) for other, head in line.heads.items()]
+        lines = line.count if line.kind == FURTHER else 0
+        self._named += [_NamedEnd(path, index, other, ChainEnd(lines, head)) for other, head in line.heads.items()]
 
     def _learn(self, line: AuditLine) -> None:
         for chain, mark in line.pruned.items():
@@ -445,9 +491,9 @@ class AuditVerifier:
         """The whole finding, once all files were added."""
         begins = [AuditProblem(self._begins[chain][0], 0, why) for chain in self._begins if (why := self._unexplained(chain))]
         missing = [
-            AuditProblem(path, 1, f"the end of chain {other} that it names is missing")
-            for path, other, head in self._named
-            if head not in self._hashes.get(other, ()) and not self._was_pruned(other, head)
+            AuditProblem(path, line, f"the end of chain {other} that it names is missing")
+            for path, line, other, end in self._named
+            if end.head not in self._hashes.get(other, ()) and not self._was_pruned(other, end)
         ]
         pruned = sum(mark.line for mark in self.marks.values())
         problems = (*self._problems, *begins, *missing)
@@ -463,9 +509,9 @@ class AuditVerifier:
         """Chains whose lines, of those that were read, don't follow each other."""
         return frozenset(parse_audit_path(each.path)[0] for each in self._problems)
 
-    def _was_pruned(self, chain: str, head: str) -> bool:
+    def _was_pruned(self, chain: str, end: ChainEnd) -> bool:
         mark = self.marks.get(chain)
-        return mark is not None and head in (mark.head, *mark.named)
+        return mark is not None and (0 < end.lines < mark.line or end.head in (mark.head, *mark.named))
 
     @property
     def hashes(self) -> Mapping[str, set[str]]:

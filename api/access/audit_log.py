@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.api.access.audit import (
+    FURTHER,
     WRITE_EVERY_MS,
     AuditLine,
     AuditRecorder,
@@ -95,7 +96,7 @@ class AuditLog:
                 self._begin_thread()
 
     def _record(self, recorder: AuditRecorder, noted: Noted, wall_ms: int) -> None:
-        """In the chain that it belongs into; the end of the second one is named by whoever begins a chain later."""
+        """In the chain that it belongs into."""
         now_ms = _now_ms()
         if not recorder.has_share(noted, now_ms):
             if self._further is None:
@@ -153,14 +154,22 @@ class AuditLog:
         if self._recorder is None:
             self._begin(run_flow(read_heads(), storage))
         for recorder in self._recorders():
+            self._name_further(recorder, is_last=is_last)
             while (ready := self._take(recorder, is_last=is_last)) is not None:
                 run_flow(_create(ready), storage)
                 with self._lock:
                     recorder.written()
 
     def _recorders(self) -> list[AuditRecorder]:
+        """The process's own chain comes last: it names what is stored of the other one."""
         with self._lock:
-            return [each for each in (self._recorder, self._further) if each is not None]
+            return [each for each in (self._further, self._recorder) if each is not None]
+
+    def _name_further(self, recorder: AuditRecorder, *, is_last: bool) -> None:
+        with self._lock:
+            if recorder is self._recorder and self._further is not None:
+                end = self._further.stored
+                recorder.name_further(self._further.chain, end, now_ms=_now_ms(), wall_ms=_wall_ms(), force=is_last)
 
     def _prune(self, storage: Storage) -> None:
         """Delete the oldest files of a log that has grown too large: behind the line that says so."""
@@ -219,7 +228,7 @@ def _named_ends(paths: Sequence[str], storage: Storage) -> dict[str, list[str]]:
     for path in paths:
         if parse_audit_path(path)[1] == 0:
             for line in AuditVerifier().add(path, run_flow(_read(path), storage)):
-                for chain, head in line.heads.items():
+                for chain, head in line.heads.items() if line.kind != FURTHER else ():
                     named.setdefault(chain, []).append(head)
     return named
 

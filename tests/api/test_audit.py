@@ -263,6 +263,51 @@ def test_one_sender_s_changes_push_nobody_else_s_out(tmp_path: Path, monkeypatch
     assert files[further[0]] <= 8 + 2
 
 
+def test_further_changes_can_t_be_deleted_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other coordinator has begun since: the chain of the same one names how far they go."""
+    shares(monkeypatch, bytes_max=1)
+    log = AuditLog(str(tmp_path))
+    for _ in range(5):
+        log.note(STOP)
+    log.close()
+    assert verify_audit(str(tmp_path)).is_whole
+    paths = open_storage(str(tmp_path)).execute(ListFiles(AUDIT_FOLDER))
+    for path in paths:
+        if is_further_chain(parse_audit_path(path)[0]):
+            (tmp_path / path).unlink()
+    (problem,) = verify_audit(str(tmp_path)).problems
+    assert "0f that it names is missing" in problem.problem
+
+
+def test_the_end_of_further_changes_is_named_at_once_then_hourly() -> None:
+    recording, chain = recorder(), further_chain("a" * 16)
+    hour = audit.FURTHER_NAMED_EVERY_MS
+    for now_ms, lines in ((1, 0), (2, 3), (3, 4), (hour, 5), (hour + 2, 6), (3 * hour, 6)):
+        recording.name_further(chain, audit.ChainEnd(lines, f"{lines}" * 64), now_ms=now_ms, wall_ms=now_ms)
+    recording.name_further(chain, audit.ChainEnd(7, "7" * 64), now_ms=3 * hour, wall_ms=0, force=True)
+    found = [line for each in files_of(recording) for line in audit.AuditVerifier().add(each.path, each.content)]
+    assert [(line.count, line.heads) for line in found if line.kind == "further"] == [
+        (3, {chain: "3" * 64}),
+        (6, {chain: "6" * 64}),
+        (7, {chain: "7" * 64}),
+    ]
+
+
+def test_an_end_that_was_named_may_be_pruned() -> None:
+    """Of further changes that were deleted for room a line tells the number alone, however often their end was named."""
+    recording, chain = recorder(), further_chain("a" * 16)
+    recording.name_further(chain, audit.ChainEnd(3, "3" * 64), now_ms=1, wall_ms=1)
+    files = [(each.path, each.content) for each in files_of(recording)]
+    missing = f"the end of chain {chain} that it names is missing"
+    assert [each.problem for each in verified(files).problems] == [missing]
+    recording.prune({chain: audit.PrunedChain(2, 4, "4" * 64)}, now_ms=2, wall_ms=2)
+    files += [(each.path, each.content) for each in files_of(recording)]
+    assert verified(files).is_whole
+    recording.name_further(chain, audit.ChainEnd(6, "6" * 64), now_ms=2, wall_ms=2, force=True)
+    files += [(each.path, each.content) for each in files_of(recording)]
+    assert [each.problem for each in verified(files).problems] == [missing]
+
+
 def test_what_the_next_coordinator_begins_names_the_end_of_further_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares(monkeypatch, bytes_max=1)
     for _ in range(2):
