@@ -103,7 +103,7 @@ def make(folder: Path, name: str) -> Path:
 def use(tool: str, folder: Path, scratch: Path) -> None:
     """A user's use of one tool; in a process of its own."""
     import holdfast as hf
-    from holdfast.operators.spark.state_source import ReadOptions, StateReader
+    from holdfast.operators.spark.datasource.state import ReadOptions, StateReader
     from holdfast.statebackends.factory import create_keyed_backend
     from holdfast.statebackends.storage.directory import LocalStorage
 

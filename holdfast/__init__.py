@@ -131,9 +131,9 @@ if TYPE_CHECKING:
     from holdfast.operators.sources.splits import SplitReader as SplitReader
     from holdfast.operators.sources.splits import SplitRecords as SplitRecords
     from holdfast.operators.sources.stream import StreamSource as StreamSource
-    from holdfast.operators.spark.formats import register_formats as register_formats
-    from holdfast.operators.spark.state_source import register_state_source as register_state_source
-    from holdfast.operators.spark.write_stream import write_stream as write_stream
+    from holdfast.operators.spark.datasource.registration import register_formats as register_formats
+    from holdfast.operators.spark.datasource.state import register_state_source as register_state_source
+    from holdfast.operators.spark.datasource.write_stream import write_stream as write_stream
     from holdfast.statebackends.errors import AccessDeniedError as AccessDeniedError
     from holdfast.statebackends.errors import AmbiguousWriteError as AmbiguousWriteError
     from holdfast.statebackends.errors import AsyncTimeoutError as AsyncTimeoutError
@@ -329,10 +329,10 @@ _EXPORTS = {
         "SplitReader",
         "SplitRecords",
     ),
-    "holdfast.operators.spark.formats": ("register_formats",),
+    "holdfast.operators.spark.datasource.registration": ("register_formats",),
     "holdfast.operators.sources.stream": ("StreamSource",),
-    "holdfast.operators.spark.write_stream": ("write_stream",),
-    "holdfast.operators.spark.state_source": ("register_state_source",),
+    "holdfast.operators.spark.datasource.write_stream": ("write_stream",),
+    "holdfast.operators.spark.datasource.state": ("register_state_source",),
     "holdfast.statebackends.errors": (
         "AccessDeniedError",
         "AmbiguousWriteError",

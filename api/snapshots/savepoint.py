@@ -388,7 +388,7 @@ def _can_be_spread(given: _Given) -> bool:
 
 def _spread(given: _Given, shape: Shape) -> SpreadState:
     from holdfast.operators.sources.dataframe_write import arrow_schema_of
-    from holdfast.operators.spark.state_source import spread_over_tasks
+    from holdfast.operators.spark.datasource.state import spread_over_tasks
 
     names, declared = given.frame.columns, given.key_type
     for name in _wanted(given, _layout(given, declared or _any_key(given), shape)).values():

@@ -42,7 +42,7 @@ _MOVED = {
     "operators.sinks.positions": "holdfast.operators.sinks.targets.positions",
     "operators.sinks.staged": "holdfast.operators.sinks.targets.staged",
     "operators.sinks.target": "holdfast.operators.sinks.targets.target",
-    "operators.state_source": "holdfast.operators.spark.state_source",
+    "operators.state_source": "holdfast.operators.spark.datasource.state",
     "operators.stream": "holdfast.operators.datastream.stream",
     "operators.time": "holdfast.operators.functions.windows.assigners",
     "statebackends.serializers": "holdfast.statebackends.state",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 GATE = "tests/barriers/alignment/test_overtaking.py"
 OUTPUT = "tests/barriers/exchange/test_output_overtaking.py"
-TASK = "tests/operators/test_urgent_barriers.py"
+TASK = "tests/operators/task/test_urgent_barriers.py"
 EDGES = "tests/operators/datastream/test_overtaking.py"
 RESTORE = "tests/coordinator/restore/test_in_flight.py"
 COORDINATOR = "tests/coordinator/checkpoints/test_checkpoint_coordinator.py"
@@ -67,7 +67,7 @@ KNOWN_FAILURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         (40517, 38544),
         (
             f"{RESTORE}::test_each_row_by_key_is_restored_once_and_in_order",
-            "tests/operators/test_restored_event_time.py::test_its_own_event_time_unless_the_job_was_rescaled",
+            "tests/operators/task/test_restored_event_time.py::test_its_own_event_time_unless_the_job_was_rescaled",
             "tests/operators/functions/windows/test_kept_watermark.py::test_the_highest_of_all_is_restored_and_the_lowest_where_records_are_in_flight",
         ),
     ),

@@ -38,7 +38,7 @@ from tests.coordinator.test_restore import snapshot, stored
 from tests.coordinator.world import JOB
 from tests.coordinator.world import DictStorage as StateDirectory
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed
+from tests.operators.sinks.files.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed
 
 ELSEWHERE = "/elsewhere"
 SAVEPOINT = "/savepoints/s"

@@ -38,7 +38,7 @@ from tests.coordinator.stepping import Process
 from tests.coordinator.test_jobmaster import restarted
 from tests.coordinator.world import DictStorage as StepStorage
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import MiniJob, MortalStorage
+from tests.operators.sinks.files.minijob import MiniJob, MortalStorage
 from tests.simulation.test_sabotage_mutants import assert_changes
 
 # -------------------------------------------------------------------------------------------------------- coordinator

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 import holdfast as hf
-from tests.operators.sinks.written import Written
+from tests.operators.sinks.files.written import Written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

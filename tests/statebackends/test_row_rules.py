@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from holdfast.operators.spark.state_source import ReadOptions, StateReader
+from holdfast.operators.spark.datasource.state import ReadOptions, StateReader
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
 from holdfast.statebackends.factory import BackendKind, create_keyed_backend
 from holdfast.statebackends.handles import KeyedStateHandle, StateMeta

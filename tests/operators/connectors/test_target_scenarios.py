@@ -1,5 +1,5 @@
 """Scenario group Q, and those of Z that need no outside that forgets, on each target that Holdfast has, at real servers. The
-steps, and the job that takes them, are those of `tests/operators/sinks/test_target_scenarios.py`."""
+steps, and the job that takes them, are those of `tests/operators/sinks/targets/test_target_scenarios.py`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.operators.connectors.kafka.conftest import new_topic as new_topic
 from tests.operators.connectors.kafka.conftest import objects
 from tests.operators.connectors.nats.conftest import create_stream, messages_of
 from tests.operators.connectors.nats.conftest import nats_server as nats_server
-from tests.operators.sinks.minijob import SCHEMA
-from tests.operators.sinks.targetjob import Outside
-from tests.operators.sinks.test_target_scenarios import play
+from tests.operators.sinks.files.minijob import SCHEMA
+from tests.operators.sinks.targets.targetjob import Outside
+from tests.operators.sinks.targets.test_target_scenarios import play
 from tests.scenarios.targets import POSITIONS, SINKS, Case
 from tests.servers.process import HOST
 

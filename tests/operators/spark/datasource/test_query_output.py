@@ -10,9 +10,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.operators.sources.spark_checkpoint import place_of_spark
-from holdfast.operators.spark import write_stream as module
-from holdfast.operators.spark.output_source import OutputOptions
-from holdfast.operators.spark.query_output import FirstBatch, QueryCheckpoint, QueryOutput, check_sink
+from holdfast.operators.spark.datasource import write_stream as module
+from holdfast.operators.spark.datasource.batch_read import OutputOptions
+from holdfast.operators.spark.datasource.query_output import FirstBatch, QueryCheckpoint, QueryOutput, check_sink
 from holdfast.statebackends.errors import FencedError
 
 

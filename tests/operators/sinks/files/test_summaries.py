@@ -17,7 +17,7 @@ from holdfast.operators.sinks.files.summaries import summarise_flow
 from holdfast.statebackends.errors import CorruptStateError, ObjectMissingError, OutputMayRepeatError, StorageUnavailableError
 from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage, committed
+from tests.operators.sinks.files.minijob import Crash, MiniJob, MortalStorage, committed
 
 SINK = SinkPaths("out")
 SOME = 4

@@ -22,7 +22,7 @@ from holdfast.operators.sinks.files.log import FileName, parse_name
 from holdfast.operators.sinks.files.parquet import read_committed, read_log
 from holdfast.operators.sinks.files.partitions import split_rows
 from holdfast.operators.sources.hive import values_of, with_partition
-from holdfast.operators.spark.output_source import OutputOptions, partitions_of, read_rows
+from holdfast.operators.spark.datasource.batch_read import OutputOptions, partitions_of, read_rows
 from holdfast.statebackends.storage.port import run_flow
 from tests.operators.ports import DictStorage
 

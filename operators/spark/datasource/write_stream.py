@@ -18,8 +18,7 @@ from holdfast.barriers.sinks.log import StagedFile
 from holdfast.operators.base import Operator
 from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_arrow
 from holdfast.operators.spark.access import need_classic
-from holdfast.operators.spark.packaging import modules_by_value, user_modules
-from holdfast.operators.spark.query_output import (
+from holdfast.operators.spark.datasource.query_output import (
     FirstBatch,
     QueryCheckpoint,
     QueryOutput,
@@ -28,6 +27,7 @@ from holdfast.operators.spark.query_output import (
     files_of,
     stage_batch,
 )
+from holdfast.operators.spark.packaging import modules_by_value, user_modules
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:

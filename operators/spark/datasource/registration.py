@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from holdfast.operators.spark.output_source import FORMAT, OutputOptions, OutputReader
+from holdfast.operators.spark.datasource.batch_read import FORMAT, OutputOptions, OutputReader
+from holdfast.operators.spark.datasource.query_output import QuerySink, check_sink
+from holdfast.operators.spark.datasource.state import register_state_source
 from holdfast.operators.spark.packaging import modules_by_value, user_modules
-from holdfast.operators.spark.query_output import QuerySink, check_sink
-from holdfast.operators.spark.state_source import register_state_source
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class OutputDataSource(DataSource):  # type: ignore[misc]
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            from holdfast.operators.spark.output_stream import OutputStreamReader
+            from holdfast.operators.spark.datasource.stream_read import OutputStreamReader
         except ImportError as error:
             raise InvalidConfigError(f"{FORMAT}: a stream of committed rows needs PySpark 4.2", package="pyspark") from error
         return OutputStreamReader(OutputOptions.parse(self.options, streaming=True), to_arrow_schema(schema, timezone="UTC"))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         try:
-            from holdfast.operators.spark.output_writer import OutputStreamWriter, WriteOptions
+            from holdfast.operators.spark.datasource.stream_write import OutputStreamWriter, WriteOptions
         except ImportError as error:
             raise InvalidConfigError(f"{FORMAT}: writing needs PySpark 4.1; hf.write_stream does not", package="pyspark") from error
         if overwrite:

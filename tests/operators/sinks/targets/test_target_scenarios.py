@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.statebackends.errors import HoldfastError
-from tests.operators.sinks.minijob import Snapshot
-from tests.operators.sinks.targetjob import Directories, Outside, TargetJob
+from tests.operators.sinks.files.minijob import Snapshot
+from tests.operators.sinks.targets.targetjob import Directories, Outside, TargetJob
 from tests.scenarios.targets import POSITIONS, SINKS, Case
 
 CASES = SINKS + POSITIONS

@@ -28,7 +28,7 @@ from holdfast.statebackends.keygroups import operator_id
 from holdfast.statebackends.state import MapStateDescriptor, ValueStateDescriptor
 from tests.operators.ends import FLIGHTS, NamedSink, NamedSource
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "jobgraph_flights.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "jobgraph_flights.json"
 
 
 @dataclass

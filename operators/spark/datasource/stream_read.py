@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from holdfast.barriers.sinks.log import LogEntry, SinkPaths
 from holdfast.barriers.sinks.reading import read_log_flow
 from holdfast.operators.sinks.files.committed import admit, digest_of
-from holdfast.operators.spark.output_source import FORMAT, Output, OutputOptions, partitions_of, read_rows
+from holdfast.operators.spark.datasource.batch_read import FORMAT, Output, OutputOptions, partitions_of, read_rows
 from holdfast.statebackends.errors import InvalidConfigError, SourceDataLostError
 from holdfast.statebackends.storage.port import run_flow
 

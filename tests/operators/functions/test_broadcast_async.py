@@ -13,8 +13,8 @@ from holdfast.operators.functions.schema import declared_type
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.statebackends.keygroups import subtask_of_key_group
 from holdfast.statebackends.serialization.keys import KeyType
+from tests.operators.functions.test_async_map import Calls, operator
 from tests.operators.harness import OperatorHarness
-from tests.operators.test_async_map import Calls, operator
 from tests.scenarios.broadcast_async import ASYNC, BROADCAST, Case
 
 RULES = hf.MapStateDescriptor("rules", str, int)

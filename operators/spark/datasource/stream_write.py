@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.operators.spark.output_source import FORMAT
-from holdfast.operators.spark.query_output import FirstBatch, QueryCheckpoint, QueryOutput, QuerySink, files_of, stage_batch
+from holdfast.operators.spark.datasource.batch_read import FORMAT
+from holdfast.operators.spark.datasource.query_output import (
+    FirstBatch,
+    QueryCheckpoint,
+    QueryOutput,
+    QuerySink,
+    files_of,
+    stage_batch,
+)
 from holdfast.statebackends.errors import InvalidConfigError
 
 if TYPE_CHECKING:

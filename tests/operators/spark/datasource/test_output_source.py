@@ -13,9 +13,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from holdfast.operators.sinks.files import formats
 from holdfast.operators.sinks.files.parquet import FileSink
-from holdfast.operators.spark.formats import OutputDataSource
-from holdfast.operators.spark.output_source import OutputOptions, OutputReader
-from holdfast.operators.spark.output_stream import OutputStreamReader
+from holdfast.operators.spark.datasource.batch_read import OutputOptions, OutputReader
+from holdfast.operators.spark.datasource.registration import OutputDataSource
+from holdfast.operators.spark.datasource.stream_read import OutputStreamReader
 from holdfast.statebackends.errors import (
     InvalidConfigError,
     NotFoundError,
@@ -23,7 +23,7 @@ from holdfast.statebackends.errors import (
     SourceDataLostError,
     UnknownColumnError,
 )
-from tests.operators.sinks.written import Written
+from tests.operators.sinks.files.written import Written
 
 SCHEMA = pa.schema([("i", pa.int64()), ("s", pa.string())])
 

@@ -19,12 +19,12 @@ from holdfast.operators.sinks.files.formats import decode, encode
 from holdfast.operators.sinks.files.log import MergeSettings
 from holdfast.operators.sinks.files.merging import Runs
 from holdfast.operators.sinks.files.parquet import committed_files, read_committed, read_log
-from holdfast.operators.spark.output_source import OutputOptions, partitions_of, read_rows
-from holdfast.operators.spark.output_stream import OutputStreamReader
+from holdfast.operators.spark.datasource.batch_read import OutputOptions, partitions_of, read_rows
+from holdfast.operators.spark.datasource.stream_read import OutputStreamReader
 from holdfast.statebackends.state_processor.external import check_external
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
-from tests.operators.sinks.written import Written
+from tests.operators.sinks.files.written import Written
 
 SCHEMA = pa.schema([pa.field("i", pa.int64(), nullable=False), ("text", pa.string()), ("day", pa.string())])
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.operators.spark.formats import OutputDataSource
-from holdfast.operators.spark.output_writer import WriteOptions
+from holdfast.operators.spark.datasource.registration import OutputDataSource
+from holdfast.operators.spark.datasource.stream_write import WriteOptions
 
 SINKS = {"orders": hf.FileSink("/nowhere", "json", "orders"), "other": hf.ParquetSink("/nowhere", "other")}
 GIVEN = {"sink": "orders", "checkpointLocation": "/c"}

@@ -15,7 +15,7 @@ from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.statebackends.errors import FencedError, ObjectMissingError
 from tests.operators.ports import Collected, DictStorage, ManualContext
-from tests.operators.sinks.minijob import SCHEMA, MiniJob, MortalStorage, Snapshot
+from tests.operators.sinks.files.minijob import SCHEMA, MiniJob, MortalStorage, Snapshot
 
 
 class Outside:

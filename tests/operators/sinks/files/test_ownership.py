@@ -20,7 +20,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.storage import port as ops
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import MiniJob, MortalStorage, Snapshot, committed, published
+from tests.operators.sinks.files.minijob import MiniJob, MortalStorage, Snapshot, committed, published
 
 
 def job_at(epochs: int, storage: MortalStorage | None = None, job_id: str = "job-a") -> MiniJob:

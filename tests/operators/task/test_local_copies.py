@@ -11,7 +11,7 @@ from holdfast.barriers.messages import CheckpointKind, NotifyCheckpointAborted, 
 from holdfast.operators.task.context import CancelSubtask
 from holdfast.statebackends.local_recovery.copies import LocalCopies, LocalRecovery, is_dead, name_of
 from tests.operators.runtime import Bench, DictStorage, Recording
-from tests.operators.test_subtask import barrier
+from tests.operators.task.test_subtask import barrier
 
 
 def kept(number: int) -> str:

@@ -13,8 +13,8 @@ import pytest
 import holdfast as hf
 from holdfast.barriers.jobgraph import SinkMode
 from holdfast.operators.sinks.files.parquet import read_committed
+from tests.operators.sinks.targets.test_staged_rows import Lines
 from tests.operators.sinks.test_connector import Folder, Renames, visible
-from tests.operators.sinks.test_staged_rows import Lines
 
 COLUMNS = {"i": int, "text": str}
 

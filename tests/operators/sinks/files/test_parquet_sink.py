@@ -18,7 +18,7 @@ from holdfast.statebackends.errors import GraphError, InvalidConfigError, NotFou
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.directory import LocalStorage
 from tests.operators.ports import Collected, DictStorage, ManualContext
-from tests.operators.sinks.minijob import MiniJob, MortalStorage, committed
+from tests.operators.sinks.files.minijob import MiniJob, MortalStorage, committed
 
 SCHEMA = pa.schema([("i", pa.int64())])
 

@@ -21,7 +21,7 @@ from holdfast.statebackends.errors import AmbiguousWriteError, FencedError
 from holdfast.statebackends.storage import port as ops
 from tests.examples import examples
 from tests.operators.ports import DictStorage, ManualContext
-from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage
+from tests.operators.sinks.files.minijob import Crash, MiniJob, MortalStorage
 
 ROWS, EPOCHS = 3, 6
 SINK = SinkPaths("out")

@@ -14,7 +14,7 @@ from holdfast.operators.sinks.files.log import end_log_flow
 from holdfast.operators.sinks.files.parquet import read_log
 from holdfast.statebackends.errors import CommittableLostError, FencedError
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed, published
+from tests.operators.sinks.files.minijob import ROOT, Crash, MiniJob, MortalStorage, Snapshot, committed, published
 
 ELSEWHERE = "/elsewhere"
 ROWS = 3

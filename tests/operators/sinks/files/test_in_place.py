@@ -13,7 +13,7 @@ from holdfast.statebackends.errors import CommittableLostError
 from holdfast.statebackends.storage.port import DeleteFile, ListFiles, copies_links
 from holdfast.statebackends.storage.s3 import S3Storage
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import ROOT, MiniJob, MortalStorage
+from tests.operators.sinks.files.minijob import ROOT, MiniJob, MortalStorage
 from tests.s3_server import S3Server
 from tests.statebackends.s3_fixtures import clock, connection, first, server, storage
 

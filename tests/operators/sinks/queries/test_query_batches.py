@@ -25,7 +25,7 @@ from holdfast.operators.sinks.targets.positions import CommitOwner
 from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget
 from holdfast.operators.sources.materialised import schema_text
-from holdfast.operators.spark.query_output import _Task, stage_rows
+from holdfast.operators.spark.datasource.query_output import _Task, stage_rows
 from holdfast.statebackends.errors import (
     CommitPositionLostError,
     FencedError,

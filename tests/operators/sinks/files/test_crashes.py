@@ -12,7 +12,7 @@ from holdfast.barriers.sinks.log import CommitEntry
 from holdfast.operators.sinks.files.parquet import read_log
 from tests.examples import examples
 from tests.operators.ports import DictStorage
-from tests.operators.sinks.minijob import Crash, MiniJob, MortalStorage, committed, published
+from tests.operators.sinks.files.minijob import Crash, MiniJob, MortalStorage, committed, published
 
 ROWS, EPOCHS = 3, 4
 

@@ -21,7 +21,7 @@ from holdfast.operators.worker.working_folders import BEGUN_AGE_S, BEGUN_SUFFIX,
 from tests.harness.disks import NOBODY, needs_root
 
 NAME = "job-0-1-{:016x}"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 OWNER = """
 import sys, time
