@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,15 @@ class Examined:
     authority: Path | None = None
     spark_conf: Path | None = None
     asks_spark: bool = False
+
+
+def _ask_spark(what: Examined) -> Iterator[Finding]:
+    try:
+        settings = {} if what.spark_conf is None else host.settings_of(what.spark_conf)
+    except (OSError, UnicodeDecodeError):  # its own check says so
+        yield skipped("executors", f"Spark is not started: {what.spark_conf} can't be read")
+        return
+    yield from executors.ask_spark(what.url and what.url.split(",")[0], what.state_directory, settings)
 
 
 def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
@@ -59,7 +68,7 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
         checks.append(Check("certificate", look, "look at the files with openssl"))
     here = run_checks(checks)  # first: a state directory that is new is made by it, and executors look for it
     if what.asks_spark:
-        look = functools.partial(executors.ask_spark, what.url and what.url.split(",")[0], what.state_directory)
+        look = functools.partial(_ask_spark, what)
         found = run_checks([Check("executors", look, "Spark does not start, or has no free slots")], executors.TIMEOUT_S)
     else:
         found = [skipped("executors", "Spark is started only with --spark: what executors reach is not known")]

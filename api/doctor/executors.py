@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.api.doctor.findings import Finding, fault, ok, skipped
@@ -147,12 +147,13 @@ def shared_file(directory: str) -> Iterator[SharedFile]:
             storage.execute(DeleteFolder(folder))
 
 
-def ask_spark(url: str | None, directory: str | None) -> Iterator[Finding]:
-    """Start Spark, or use the session that there is, and ask its executors. A session that was started here is stopped again."""
+def ask_spark(url: str | None, directory: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Start Spark, or use the session that there is, and ask its executors. A session that was started here has `settings`, too, and
+    is stopped again."""
     from pyspark.sql import SparkSession  # imports for a second what nobody else needs
 
     running = SparkSession.getActiveSession()
-    session = running or SparkSession.builder.appName("holdfast doctor").getOrCreate()
+    session = running or SparkSession.builder.config(map=dict(settings)).appName("holdfast doctor").getOrCreate()
     try:
         yield from _ask(session.sparkContext, url, directory)
     finally:

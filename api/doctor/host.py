@@ -112,7 +112,7 @@ def spark_settings(file: Path | None, environment: Mapping[str, str]) -> Iterato
         yield skipped("spark settings", "no spark-defaults.conf was found; name one with --spark-conf, or ask Spark with --spark")
         return
     try:
-        settings = read_settings(chosen.read_text("utf-8"))
+        settings = settings_of(chosen)
     except (OSError, UnicodeDecodeError) as error:
         yield fault("spark settings", f"{chosen} can't be read: {error}", "name a readable file with --spark-conf")
         return
@@ -129,6 +129,11 @@ def judge_settings(settings: Mapping[str, str], origin: str) -> Iterator[Finding
         yield warning("spark settings", f"{origin}: {text}", "docs/cluster.md says what to set instead")
     if not warnings:
         yield ok("spark settings", f"{origin} has nothing that long-lived workers can't have")
+
+
+def settings_of(file: Path) -> dict[str, str]:
+    """Spark's properties in a file. Raises OSError, UnicodeDecodeError."""
+    return read_settings(file.read_text("utf-8"))
 
 
 def read_settings(text: str) -> dict[str, str]:

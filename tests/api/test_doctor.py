@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -469,7 +469,7 @@ def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_pa
         monkeypatch.delenv(name, raising=False)
     directory = tmp_path / "state"
 
-    def asked(url: str | None, where: str | None) -> Iterator[Finding]:
+    def asked(url: str | None, where: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
         assert where is not None
         with executors.shared_file(where) as shared:
             yield from executors.judge([executors.probe(url, shared)], url, where, now_s=time.time())
@@ -480,3 +480,19 @@ def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_pa
     assert [verdict for verdict, _ in shared] == ["ok"]
     assert shared[0][1].endswith(f"read and write {directory}")
     assert "spark settings" not in {each["check"] for each in found}, "Spark says itself what it has read"
+
+
+def test_spark_is_started_with_the_named_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, given = tmp_path / "spark.conf", list[dict[str, str]]()
+
+    def asked(url: str | None, where: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
+        given.append(dict(settings))
+        return iter(())
+
+    monkeypatch.setattr(executors, "ask_spark", asked)
+    missing = json.loads(run("--spark", "--spark-conf", str(file), "--json").stdout)
+    file.write_text("spark.master local[3]\n")
+    run("--spark", "--spark-conf", str(file), "--json")
+    assert given == [{"spark.master": "local[3]"}]
+    (executor,) = [each for each in missing if each["check"] == "executors"]
+    assert (executor["verdict"], executor["text"]) == ("skipped", f"Spark is not started: {file} can't be read")
