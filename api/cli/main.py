@@ -110,7 +110,8 @@ def doctor(
     key: Annotated[Path | None, typer.Option("--tls-key", help="Its key.")] = None,
     authority: Annotated[Path | None, typer.Option("--tls-ca", help="Authority that it is trusted by; itself if left out.")] = None,
     spark_conf: Annotated[
-        Path | None, typer.Option("--spark-conf", help="A spark-defaults.conf, which --spark starts Spark with; the one that Spark reads if left out.")
+        Path | None,
+        typer.Option("--spark-conf", help="A spark-defaults.conf, also for --spark; the one that Spark reads if left out."),
     ] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Start Spark, and ask its executors what they reach.")] = False,
     as_json: Json = False,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 TASKS_MAX = 32
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
+"""A resource manager may take minutes until there are executors."""
 CONNECT_TIMEOUT_S = 5.0
 LOOKS = 5
 """At a file that was just made: a network file system may show it a moment later."""
@@ -87,8 +88,10 @@ def _look(shared: SharedFile) -> tuple[str, str]:
     return "another", ""
 
 
-def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None, *, now_s: float) -> Iterator[Finding]:
-    """What is wrong with what executors saw."""
+def judge(
+    seen: Iterable[dict[str, Any]], url: str | None, directory: str | None, *, between_s: tuple[float, float]
+) -> Iterator[Finding]:
+    """What is wrong with what executors saw. `between_s`: times of this host's clock between which they looked."""
     seen = list(seen)
     by_host = {str(each["host"]): each for each in seen}
     hosts = f"{len(by_host)} {'host' if len(by_host) == 1 else 'hosts'} ({', '.join(sorted(by_host)[:5])})"
@@ -106,8 +109,10 @@ def judge(seen: Iterable[dict[str, Any]], url: str | None, directory: str | None
     if others:
         text = f"executors have Python {', '.join('.'.join(each) for each in sorted(others))}, this driver {'.'.join(mine)}"
         yield fault("executors' Python", text, "use one minor version on both: PYSPARK_PYTHON")
-    worst_s = max((abs(float(each["time_s"]) - now_s) for each in by_host.values()), default=0.0)
-    yield skew("executors' clocks", int(max(0.0, worst_s - TIMEOUT_S) * 1000), "the clock of an executor")
+    began_s, ended_s = between_s
+    times_s = [float(each["time_s"]) for each in by_host.values()]
+    off_s = max((max(0.0, began_s - each, each - ended_s) for each in times_s), default=0.0)
+    yield skew("executors' clocks", int(off_s * 1000), "the clock of an executor")
 
 
 _MOUNT = "mount the same file system at the same path on each host"
@@ -148,8 +153,8 @@ def shared_file(directory: str) -> Iterator[SharedFile]:
 
 
 def ask_spark(url: str | None, directory: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Start Spark, or use the session that there is, and ask its executors. A session that was started here has `settings`, too, and
-    is stopped again."""
+    """Start Spark, or use the session that there is, and ask its executors. A session that is started here has `settings`, too,
+    and is stopped again."""
     from pyspark.sql import SparkSession  # imports for a second what nobody else needs
 
     running = SparkSession.getActiveSession()
@@ -179,6 +184,8 @@ def _ask(context: SparkContext, url: str | None, directory: str | None) -> Itera
         except HoldfastError as error:
             text = f"{type(error).__name__}: {error.message}; executors are not asked about it"
             yield fault("shared directory", text, "see what is said about the storage")
+        asked = context.parallelize(range(tasks), tasks)
+        asked.map(lambda _: None).count()  # starts executors, which takes far longer than clocks may differ
         began_s = time.time()
-        seen = context.parallelize(range(tasks), tasks).map(lambda _: probe(url, shared)).collect()
-        yield from judge(seen, url, local if shared is not None else None, now_s=began_s)
+        seen = asked.map(lambda _: probe(url, shared)).collect()
+        yield from judge(seen, url, local if shared is not None else None, between_s=(began_s, time.time()))

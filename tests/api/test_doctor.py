@@ -8,6 +8,7 @@ import http.server
 import ipaddress
 import json
 import os
+import platform
 import resource
 import shutil
 import ssl
@@ -334,12 +335,12 @@ def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:
     with executors.shared_file(str(tmp_path)) as shared:
         seen = executors.probe(served.url, shared)
         lost = executors.probe("http://127.0.0.1:1", shared._replace(directory=str(tmp_path / "none")))
-    found = by_check(list(executors.judge([seen], served.url, str(tmp_path), now_s=time.time())))
+    found = by_check(list(executors.judge([seen], served.url, str(tmp_path), between_s=now())))
     assert {finding.verdict for finding in found.values()} == {Verdict.OK}
-    found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], served.url, "/data", now_s=time.time())))
+    found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], served.url, "/data", between_s=now())))
     assert (found["executors"].verdict, found["shared directory"].verdict) == (Verdict.FAULT, Verdict.FAULT)
     odd = {**seen, "python": "3.9.1", "time_s": time.time() - 86_400}
-    found = by_check(list(executors.judge([odd], served.url, None, now_s=time.time())))
+    found = by_check(list(executors.judge([odd], served.url, None, between_s=now())))
     assert (found["executors' Python"].verdict, found["executors' clocks"].verdict) == (Verdict.FAULT, Verdict.FAULT)
 
 
@@ -349,7 +350,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def directory_of(seen: Sequence[dict[str, Any]], directory: Path) -> Finding:
-    found = by_check(list(executors.judge(seen, None, str(directory), now_s=time.time())))
+    found = by_check(list(executors.judge(seen, None, str(directory), between_s=now())))
     return found["shared directory"]
 
 
@@ -464,6 +465,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--tls-cert", str(certificate)).exit_code == 2, "a certificate without its key"
 
 
+def now() -> tuple[float, float]:
+    return time.time() - 1, time.time() + 1
+
+
+@pytest.mark.parametrize(
+    ("time_s", "verdict"),
+    [(1_000, Verdict.OK), (1_002, Verdict.OK), (1_010, Verdict.WARNING), (990, Verdict.WARNING), (87_400, Verdict.FAULT)],
+)
+def test_executors_clocks_are_judged_by_when_they_were_asked(time_s: float, verdict: Verdict) -> None:
+    seen = {"host": "a", "python": platform.python_version(), "time_s": time_s}
+    found = by_check(list(executors.judge([seen], None, None, between_s=(1_000, 1_002))))
+    assert found["executors' clocks"].verdict is verdict
+
+
 def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -472,7 +487,7 @@ def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_pa
     def asked(url: str | None, where: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
         assert where is not None
         with executors.shared_file(where) as shared:
-            yield from executors.judge([executors.probe(url, shared)], url, where, now_s=time.time())
+            yield from executors.judge([executors.probe(url, shared)], url, where, between_s=now())
 
     monkeypatch.setattr(executors, "ask_spark", asked)
     found = json.loads(run("--state-dir", str(directory), "--spark", "--json").stdout)
