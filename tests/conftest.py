@@ -91,6 +91,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, folder in enumerate(_LONG) if nodeid.startswith(f"{folder}/")), len(_LONG))
 
     items.sort(key=lambda item: rank(item.nodeid))
+    if FACTOR > 1:  # so many times as many examples take so many times as long
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(FACTOR * float(item.config.getini("timeout"))))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,6 +46,8 @@ class PendingBarriers:
     began_ms: int
     start_delay_ms: int
     aborted: bool = False
+    is_passed: bool = False
+    """A channel that is to stay aligned was read behind its barrier: the cut would not be exact any more."""
     bytes_processed: int = 0
 
 
@@ -137,7 +139,7 @@ class BarrierTracker:
             return []
         for lower in [other for other in self._pending if other <= entry.checkpoint_id]:
             del self._pending[lower]
-        if entry.aborted or entry.barrier is None:
+        if entry.aborted or entry.is_passed or entry.barrier is None:
             return []
         metrics = AlignmentMetrics(entry.start_delay_ms, max(0, now_ms - entry.began_ms), entry.bytes_processed)
         return [TriggerSnapshot(entry.barrier, metrics)]
@@ -195,17 +197,26 @@ class BarrierTracker:
             self._reached[event.channel] = max(event.checkpoint_id, self._reached.get(event.channel, 0))
         released = tuple(channel for channel, awaited in sorted(self._waiting.items()) if not self._can_come(awaited))
         for channel in released:
-            del self._waiting[channel]
+            self._pass(self._waiting.pop(channel))
         actions: list[BarrierAction] = [UnblockChannels(released)] if released else []
-        if isinstance(event, BarrierReceived) and event.channel in self._aligned and self._can_come(event.barrier.checkpoint_id):
-            self._waiting[event.channel] = event.barrier.checkpoint_id
-            actions.append(BlockChannel(event.channel))
+        if isinstance(event, BarrierReceived) and event.channel in self._aligned:
+            if self._can_come(event.barrier.checkpoint_id):
+                self._waiting[event.channel] = event.barrier.checkpoint_id
+                actions.append(BlockChannel(event.channel))
+            else:
+                self._pass(event.barrier.checkpoint_id)
         return actions
+
+    def _pass(self, checkpoint_id: int) -> None:
+        """An aligned channel goes on behind its barrier. If the channel that skipped the id ends, its barrier counts as come."""
+        entry = self._pending.get(checkpoint_id)
+        if entry is not None:
+            entry.is_passed = True
 
     def _can_come(self, checkpoint_id: int) -> bool:
         """Whether every barrier that is awaited may still come: none of their channels has gone on to a higher id."""
         entry = self._pending.get(checkpoint_id)
-        if entry is None or entry.aborted:
+        if entry is None or entry.aborted or entry.is_passed:
             return False
         return all(self._reached.get(channel, 0) <= checkpoint_id for channel in entry.awaited)
 

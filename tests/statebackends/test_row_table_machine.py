@@ -404,7 +404,8 @@ def test_row_tables_hold_what_the_model_holds(
         max_examples=examples(count), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     run_state_machine_as_test(machine, settings=options)
-    if kind == "filesystem" and not inline_threshold and bounds != "small":
-        assert machine.increments, "no run was ever written"
-    assert bounds == "as they are" or machine.merged, "nothing was ever merged"
-    assert bool(machine.mapped) == (bounds == "mapped")
+    assert not machine.mapped or bounds == "mapped"
+    if kind == "filesystem" and not inline_threshold:  # of the others there are so few that chance decides
+        assert machine.increments or bounds == "small", "no run was ever written"
+        assert machine.merged or bounds == "as they are", "nothing was ever merged"
+        assert machine.mapped or bounds != "mapped", "nothing ever went to files"

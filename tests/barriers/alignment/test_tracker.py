@@ -144,6 +144,24 @@ def test_an_aligned_channel_is_let_go_when_its_snapshot_can_not_come_any_more(
     assert handle(tracker, event) == [*told, UnblockChannels((1,))]
 
 
+@pytest.mark.parametrize("first", ["aligned", "other"])
+def test_an_aligned_channel_that_was_let_go_is_in_no_snapshot_of_that_id(first: str) -> None:
+    """The channel that skipped the id ends: its barrier counts as come, and records behind the other one were read meanwhile."""
+    tracker = BarrierTracker(3, aligned=frozenset({1}))
+    handle(tracker, BarrierReceived(2, barrier(1)))
+    if first == "aligned":
+        assert handle(tracker, BarrierReceived(1, barrier(1))) == [BlockChannel(1)]
+        assert handle(tracker, BarrierReceived(0, barrier(2))) == [UnblockChannels((1,))]
+    else:
+        handle(tracker, BarrierReceived(0, barrier(2)))
+        assert handle(tracker, BarrierReceived(1, barrier(1))) == []
+    assert handle(tracker, ChannelEnded(0)) == []
+    assert handle(tracker, BarrierReceived(2, barrier(2))) == []
+    (taken,) = handle(tracker, BarrierReceived(1, barrier(2)))
+    assert isinstance(taken, TriggerSnapshot)
+    assert taken.barrier.checkpoint_id == 2
+
+
 def test_a_barrier_that_comes_too_late_blocks_nothing() -> None:
     tracker = BarrierTracker(2, aligned=frozenset({1}))
     handle(tracker, BarrierReceived(0, barrier(1)))
@@ -173,7 +191,7 @@ def test_the_cut_of_aligned_channels_is_exact_and_none_waits_for_what_can_not_co
                 assert cut["abcd"[channel]] == sum(event.kind == "record" for event in scripts[channel][: own[0]])
     ids = [[99 if event.kind == "end" else event.number for event in script if event.kind != "record"] for script in scripts]
     reached = [max(each, default=0) for each in ids]
-    newest = max((number for number in reached if number < 99), default=0)
+    newest = max((number for each in ids for number in each if number < 99), default=0)
     if all(number >= newest for number in reached):  # no channel has still to bring what others wait for
         assert run.held == []
 

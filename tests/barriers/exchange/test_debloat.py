@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.barriers.exchange.debloat import ALLOCATION_BYTES_MIN, ChannelBudget, DebloatSettings
+from holdfast.barriers.exchange.debloat import ALLOCATION_BYTES_MIN, ANNOUNCED_DIFFERENCE, ChannelBudget, DebloatSettings
 from holdfast.barriers.jobgraph import JobConfig
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.examples import examples
@@ -154,7 +154,7 @@ def test_it_grows_back_from_the_floor_within_five_periods(
         channel.starve(pause_s)
         if not pause_s:
             channel.budget.readable(channel.now_s)
-    assert channel.budget.allocated_bytes >= 0.75 * wanted
+    assert channel.budget.allocated_bytes >= 0.7 * wanted
 
 
 def test_slices_that_cost_much_by_themselves_are_not_made_small() -> None:
@@ -198,4 +198,4 @@ def test_whatever_the_clock_does_it_stays_within_its_bounds(
         rate = channel.budget.bytes_per_s
         assert rate is None or 0 < rate < math.inf
     channel.run(20_000_000, 2.0)
-    assert channel.budget.allocated_bytes == pytest.approx(2_000_000, rel=0.3)
+    assert channel.budget.allocated_bytes == pytest.approx(2_000_000, rel=1 / (1 - ANNOUNCED_DIFFERENCE) - 1)

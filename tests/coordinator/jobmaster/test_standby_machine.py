@@ -167,7 +167,8 @@ class World:
         assert answer.slot != process.seat or numbers >= (process.spawn, 0)
         for other in self.processes:
             if other is not process and other.acts and other.order is not None and other.order.slot == answer.slot:
-                waits = other.session or self.rig.now - other.ordered_ms >= PROMISE_MS
+                has_come = other.session or (slot.holder is not None and slot.holder.nonce == other.name)
+                waits = has_come or self.rig.now - other.ordered_ms >= PROMISE_MS
                 assert waits or other.order.epoch != answer.epoch, "a slot is promised to one at a time"
         process.order, process.ordered_ms = answer, self.rig.now
 
@@ -288,6 +289,13 @@ class World:
         for each in self.processes:
             assert each.ticket is None or self.rig.now <= each.asked_ms + WAIT_MS, "a question has an end"
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a process that goes on holds each slot: a death may be known, and its lease not yet over."""
+        by_name = {each.name: each for each in self.processes}
+        slots = self.rig.master.slot_pool.slots
+        return all(slot.holder is not None and by_name[slot.holder.nonce].acts for slot in slots)
+
     def settle(self) -> None:
         """Nothing fails any more: whoever stood still goes on, whoever is dead has a successor."""
         for each in self.processes:
@@ -302,12 +310,10 @@ class World:
             for each in list(self.processes):
                 self.act(each)
             self.pass_time(400)
-            if self.rig.state == "RUNNING" and self.rig.master.lifecycle.is_up:
+            if self.rig.state == "RUNNING" and self.rig.master.lifecycle.is_up and self.is_served:
                 break
-        slots = self.rig.master.slot_pool.slots
         assert self.rig.state == "RUNNING", [self.processes, self.rig.state]
-        by_name = {each.name: each for each in self.processes}
-        assert all(slot.holder is not None and by_name[slot.holder.nonce].acts for slot in slots)
+        assert self.is_served, self.processes
 
     def act(self, process: Process) -> None:
         """The next step of a process that is left alone."""
