@@ -101,7 +101,7 @@ class HeapKeyedBackend(KeyedBackendBase):
             serializer, declared = self._serializer(descriptor.name), self._descriptors[descriptor.name]
             if declared.kind != descriptor.kind:
                 self._undeclared(descriptor.name)
-            parts = (declared, slots.context, slots[descriptor.name], serializer.copy, serializer.checks)
+            parts = (declared, slots.context.position, slots[descriptor.name], serializer.copy, serializer.checks)
             table_ttl = self._slot_ttls.get(descriptor.name)
             state = create_slot_state(*parts) if table_ttl is None else create_slot_ttl_state(*parts, table_ttl)
             self._states[descriptor.name, b""] = state
