@@ -116,7 +116,8 @@ class TimerRowProvider(Protocol):
 
 class KeyCourse(NamedTuple):
     """How the keys of one batch become current one after the other, without a call for each: whoever assigns the next element of
-    each column to the attribute of `target` that has its name makes the next key current. All columns are as long as the batch."""
+    each column to the attribute of `target` that has its name (`a.b` is attribute b of its a) makes the next key current. All
+    columns are as long as the batch."""
 
     target: Any
     names: tuple[str, ...]

@@ -20,6 +20,7 @@ import pyarrow as pa
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import values_of
 from holdfast.statebackends.backend import KeyCourse
+from holdfast.statebackends.errors import InvalidConfigError
 
 Loop = Callable[..., None]
 
@@ -172,7 +173,14 @@ class LoopRows:
     def record(self, position: int) -> Any:
         """A row with all its columns, as it came in: for an error that shows it."""
         batch = self._batch
-        return batch.rows()[position] if batch.has_rows else batch.slice(position, 1).rows()[0]
+        if batch.has_rows:
+            return batch.rows()[position]
+        alone = batch.slice(position, 1)
+        try:
+            return alone.rows()[0]
+        except InvalidConfigError:  # a column that the function doesn't read has no Python values: no reason to hide its own error
+            columns = alone.columns()
+            return {name: values_of(columns.column(name))[0] for name in self.names or ()}
 
     def whole(self, row: Any) -> Any:
         """The row at hand in the loop, with all its columns: for an error that shows it."""

@@ -28,6 +28,7 @@ from holdfast.statebackends.heap.ttl import TableTtl
 from holdfast.statebackends.serialization.exact_values import may_be_exact
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
+from holdfast.statebackends.snapshot.converted_slots import ConvertedSlots, has_small_width
 from holdfast.statebackends.snapshot.deltas import newest_rows
 from holdfast.statebackends.snapshot.increments import ChainsByCheckpoint, TablesSnapshot
 from holdfast.statebackends.snapshot.sources import ChangingSource, StateTableSource, write_tables
@@ -52,6 +53,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         self._slots = self._slot_tables()
         if self._slots is not None:
             self._context = self._slots.context
+        self._converted = self._kept_columns()
         self._complete_from: dict[str, int] = {}
         """State -> the lowest base since which the changes of its forgotten namespaces are known."""
 
@@ -67,6 +69,18 @@ class HeapKeyedBackend(KeyedBackendBase):
             else:
                 self._slot_ttls[name] = TableTtl(state_ttl)
         return slots
+
+    def _kept_columns(self) -> dict[str, ConvertedSlots]:
+        """Of states without a TTL, of values that can't be changed in place; not where increments are written of what changed."""
+        if self._slots is None or self._chains is not None:
+            return {}
+        kept = {}
+        for name, serializer in self._serializers.items():
+            is_row = serializer.kind in _ROW_KINDS and name not in self._state_ttls
+            if is_row and serializer.copy is None and has_small_width(serializer):
+                kept[name] = ConvertedSlots()
+                self._slots[name].remembers_written = True
+        return kept
 
     def set_current_key(self, encoded_key: bytes, key_group: int) -> None:
         context = self._context
@@ -87,7 +101,7 @@ class HeapKeyedBackend(KeyedBackendBase):
             serializer, declared = self._serializer(descriptor.name), self._descriptors[descriptor.name]
             if declared.kind != descriptor.kind:
                 self._undeclared(descriptor.name)
-            parts = (declared, slots.context, slots[descriptor.name], serializer.copy, serializer.checks)
+            parts = (declared, slots.context.position, slots[descriptor.name], serializer.copy, serializer.checks)
             table_ttl = self._slot_ttls.get(descriptor.name)
             state = create_slot_state(*parts) if table_ttl is None else create_slot_ttl_state(*parts, table_ttl)
             self._states[descriptor.name, b""] = state
@@ -159,6 +173,7 @@ class HeapKeyedBackend(KeyedBackendBase):
                 self._barrier_horizon_ms(name),
                 self._complete_from.get(name, 0),
                 slots.get(name),
+                self._converted.get(name),
             )
             for name, tables in by_name.items()
         ]
@@ -182,6 +197,7 @@ class HeapKeyedBackend(KeyedBackendBase):
         self._state_tables.clear()
         self._states.clear()
         self._restored_timers.clear()
+        self._converted.clear()
         if self._slots is not None:
             self._slots.clear()
         for state in self._columnar.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from holdfast.statebackends.heap.slot_context import SlotContext
+from holdfast.statebackends.heap.slot_context import SlotPosition
 from holdfast.statebackends.heap.slot_pages import PAGE_BITS, SlotPages
 from holdfast.statebackends.heap.state_table import MISSING, TOMBSTONE, apply_entries
 from holdfast.statebackends.serialization.type_serializer import Copier
@@ -86,11 +86,11 @@ def plain(values: list[Any]) -> list[Any]:
 class SlotListState(Generic[V]):
     """Implements `state.ListState`. `get` returns a new list."""
 
-    __slots__ = ("_checks", "_context", "_copy", "_marks", "_pages", "_table")
+    __slots__ = ("_checks", "_copy", "_marks", "_pages", "_position", "_table")
 
-    def __init__(self, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks | None = None) -> None:
+    def __init__(self, position: SlotPosition, table: SlotPages, copy: Copier | None, checks: Checks | None = None) -> None:
         """`copy` copies one element. `checks`: None if the caller checks values."""
-        self._context = context
+        self._position = position
         self._table = table
         self._pages = table.pages
         self._marks = table.marks
@@ -98,8 +98,8 @@ class SlotListState(Generic[V]):
         self._checks = checks
 
     def get(self) -> list[V]:
-        context = self._context
-        page, place = context.page, context.place
+        position = self._position
+        page, place = position.page, position.place
         found = self._pages[page][place]
         if found is MISSING:
             return []
@@ -125,19 +125,19 @@ class SlotListState(Generic[V]):
         if self._checks is not None:
             self._checks.values(replacement)
         if replacement:
-            self._table.put((self._context.page << PAGE_BITS) + self._context.place, replacement)
+            self._table.put((self._position.page << PAGE_BITS) + self._position.place, replacement)
         else:
             self.clear()
 
     def clear(self) -> None:
-        context = self._context
-        if self._pages[context.page][context.place] is not MISSING:
-            self._table.put((context.page << PAGE_BITS) + context.place, MISSING)
+        position = self._position
+        if self._pages[position.page][position.place] is not MISSING:
+            self._table.put((position.page << PAGE_BITS) + position.place, MISSING)
 
     def _own(self) -> list[V]:
         """The current key's list, to be appended to."""
-        context = self._context
-        page, place = context.page, context.place
+        position = self._position
+        page, place = position.page, position.place
         marks = self._marks[page] or self._table.own(page)
         found = self._pages[page][place]
         if found is MISSING:
@@ -156,11 +156,11 @@ class SlotListState(Generic[V]):
 class SlotMapState(Generic[K, V]):
     """Implements `state.MapState`. Iteration is over the entries as they are when it begins."""
 
-    __slots__ = ("_check", "_check_key", "_context", "_copy", "_marks", "_pages", "_table")
+    __slots__ = ("_check", "_check_key", "_copy", "_marks", "_pages", "_position", "_table")
 
-    def __init__(self, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks | None = None) -> None:
+    def __init__(self, position: SlotPosition, table: SlotPages, copy: Copier | None, checks: Checks | None = None) -> None:
         """`copy` copies the value of an entry. `checks`: None if the caller checks keys and values."""
-        self._context = context
+        self._position = position
         self._table = table
         self._pages = table.pages
         self._marks = table.marks
@@ -169,8 +169,8 @@ class SlotMapState(Generic[K, V]):
         self._check_key = None if checks is None else checks.key
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        context = self._context
-        page, place = context.page, context.place
+        position = self._position
+        page, place = position.page, position.place
         entries = self._pages[page][place]
         if type(entries) is dict:
             found, is_written = entries.get(key, MISSING), True
@@ -189,8 +189,8 @@ class SlotMapState(Generic[K, V]):
         if self._check is not None and self._check_key is not None:
             self._check_key(key)
             self._check(value)
-        context = self._context
-        page, place = context.page, context.place
+        position = self._position
+        page, place = position.page, position.place
         marks = self._marks[page] or self._table.own(page)
         entries = self._pages[page][place]
         if entries is MISSING:
@@ -205,7 +205,7 @@ class SlotMapState(Generic[K, V]):
             entries.put(key, value)
 
     def remove(self, key: K) -> None:
-        page, place = self._context.page, self._context.place
+        page, place = self._position.page, self._position.place
         entries = self._pages[page][place]
         if entries is MISSING or (key not in entries if type(entries) is dict else entries.find(key)[0] is MISSING):
             return
@@ -220,13 +220,13 @@ class SlotMapState(Generic[K, V]):
             self._table.put((page << PAGE_BITS) + place, MISSING)
 
     def contains(self, key: K) -> bool:
-        entries = self._pages[self._context.page][self._context.place]
+        entries = self._pages[self._position.page][self._position.place]
         if type(entries) is dict:
             return key in entries
         return entries is not MISSING and entries.find(key)[0] is not MISSING
 
     def items(self) -> Iterator[tuple[K, V]]:
-        page, place = self._context.page, self._context.place
+        page, place = self._position.page, self._position.place
         entries = self._pages[page][place]
         shared, copy, own = False, self._copy, frozenset[Any]()
         if copy is not None and self._table.pinned:
@@ -237,19 +237,19 @@ class SlotMapState(Generic[K, V]):
             yield key, copy(value) if shared and copy is not None and key not in own else value
 
     def keys(self) -> Iterator[K]:
-        entries = self._pages[self._context.page][self._context.place]
+        entries = self._pages[self._position.page][self._position.place]
         return iter([key for key, _ in self._listed(entries)])
 
     def values(self) -> Iterator[V]:
         return (value for _, value in self.items())
 
     def is_empty(self) -> bool:
-        return self._pages[self._context.page][self._context.place] is MISSING
+        return self._pages[self._position.page][self._position.place] is MISSING
 
     def clear(self) -> None:
-        context = self._context
-        if self._pages[context.page][context.place] is not MISSING:
-            self._table.put((context.page << PAGE_BITS) + context.place, MISSING)
+        position = self._position
+        if self._pages[position.page][position.place] is not MISSING:
+            self._table.put((position.page << PAGE_BITS) + position.place, MISSING)
 
     @staticmethod
     def _listed(entries: Any) -> list[tuple[K, V]]:

@@ -13,28 +13,63 @@ from holdfast.statebackends.heap.states import KeyContext
 from holdfast.statebackends.state import KeyColumn
 
 
+class SlotPosition:
+    """The place of the current key's values. No class with `__getattr__`, of which the interpreter would look up each attribute."""
+
+    __slots__ = ("context", "page", "place")
+
+    context: SlotContext
+    page: int
+    place: int
+
+
+class UnknownPosition(SlotPosition):
+    """A SlotPosition of a key whose slot is found when it is asked for."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("page", "place"):
+            raise AttributeError(name)
+        return self.context.find_slot(name)
+
+
 class SlotContext(KeyContext):
     """The current key, and its slot: what is not set is found when it is asked for."""
 
-    __slots__ = ("_keys", "_left", "_slot_of", "page", "place", "wants_keys")
-
-    page: int
-    place: int
+    __slots__ = ("_keys", "_left", "_slot_of", "position", "wants_keys")
 
     def __init__(self, slot_of: Callable[[bytes], int]) -> None:
         """`slot_of` gives a key's slot."""
         super().__init__()
+        self.position: SlotPosition = UnknownPosition()
+        """The same object for good: state objects hold it."""
+        self.position.context = self
         self._slot_of = slot_of
         self._keys: KeyColumn | None = None
         self._left: Iterator[int] = iter(())
         self.wants_keys = False
         """Keys are asked for: those of a batch are set with their slots."""
 
+    def find_slot(self, name: str) -> Any:
+        """`page` or `place` of a key whose slot is not known yet."""
+        slot = self._slot_of(self.key)
+        self._set(slot >> PAGE_BITS, slot & PLACE_MASK)
+        return getattr(self.position, name)
+
+    def _set(self, page: int, place: int) -> None:
+        position = self.position
+        position.__class__ = SlotPosition
+        position.page, position.place = page, place
+        self.has_slot = True
+
     def leave_slot(self) -> None:
         """Another key was set: its slot is found when it is asked for."""
         self.has_slot = False
         self._keys = None
-        del self.page, self.place
+        position = self.position
+        del position.page, position.place
+        position.__class__ = UnknownPosition
 
     def forget_slot(self) -> None:
         """Slots have other numbers now."""
@@ -45,15 +80,15 @@ class SlotContext(KeyContext):
 
     def course(self, keys: KeyColumn, pages: list[int], places: list[int]) -> KeyCourse:
         """The keys of a batch, which is not empty."""
-        self.page, self.place, self.has_slot = pages[0], places[0], True
+        self._set(pages[0], places[0])
         if self.wants_keys:
             self._keys = None
             columns = (keys.encoded(), keys.key_groups.tolist(), pages, places)
-            return KeyCourse(self, ("key", "key_group", "page", "place"), columns)
+            return KeyCourse(self.position, ("context.key", "context.key_group", "page", "place"), columns)
         self.key, self.key_group = b"", -1  # so that there is something to delete
         del self.key, self.key_group
         self._keys, self._left = keys, iter(pages)
-        return KeyCourse(self, ("page", "place"), (self._left, places))
+        return KeyCourse(self.position, ("page", "place"), (self._left, places))
 
     def _of_course(self, name: str) -> Any:
         assert self._keys is not None
@@ -61,10 +96,6 @@ class SlotContext(KeyContext):
         return self._keys.encoded()[position] if name == "key" else int(self._keys.key_groups[position])
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("page", "place"):
-            slot = self._slot_of(self.key)
-            self.page, self.place, self.has_slot = slot >> PAGE_BITS, slot & PLACE_MASK, True
-            return getattr(self, name)
         if name in ("key", "key_group") and self._keys is not None:
             self.wants_keys = True
             return self._of_course(name)

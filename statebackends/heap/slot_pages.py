@@ -9,10 +9,11 @@ It does not know which key has which slot: that is for key_slots.py. For the loo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, compress, pairwise, repeat
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,14 @@ PAGE_SLOTS = 1 << PAGE_BITS
 """A copy of a page takes less than a microsecond. Of a million keys written in any order, each page is copied once a barrier."""
 PLACE_MASK = PAGE_SLOTS - 1
 
+WRITTEN_MAX = 4
+"""Barriers whose written slots are remembered for columns that a snapshot has kept. More come between two snapshots that complete
+only where many are aborted."""
+
+Flags: TypeAlias = npt.NDArray[np.uint8]
+"""flags[page, place] of some pages: 1 for what is meant."""
 Marks = bytearray | None
+_NO_MARKS = bytes(PAGE_SLOTS)
 
 
 class DirtySlots(Collection[int]):
@@ -38,6 +46,13 @@ class DirtySlots(Collection[int]):
         self._marks = marks
         self._slots = slots
         self._count = sum([page.count(1) for page in marks if page is not None]) if slots is None else len(slots)
+
+    def add_to(self, flags: Flags, first: int) -> None:
+        """Set flags[page - first, place] of those that were written, in as many pages as there are flags for. Only of marks."""
+        pages = self._marks[first : first + len(flags)]
+        if any(page is not None for page in pages):
+            found = np.frombuffer(b"".join([_NO_MARKS if page is None else page for page in pages]), np.uint8)
+            flags[: len(pages)] |= found.reshape(-1, PAGE_SLOTS)
 
     def slots(self) -> Slots:
         """Ascending. Loop or pool thread."""
@@ -69,7 +84,10 @@ def marked_slots(marks: Sequence[Marks]) -> Slots:
 class SlotPages:
     """The values of one state. `pages` and `marks` stay the same lists for good: state objects hold them."""
 
-    __slots__ = ("_barriers", "_dirty", "_emptied", "_frozen", "_full", "_known", "_pins", "marks", "pages", "pinned")
+    __slots__ = (
+        "_barriers", "_dirty", "_emptied", "_frozen", "_full", "_known", "_pins", "_written",
+        "marks", "numbering", "pages", "pinned", "remembers_written",
+    )
 
     def __init__(self) -> None:
         self.pages: list[list[Any]] = []
@@ -85,6 +103,11 @@ class SlotPages:
         self._barriers = 0
         self._full = bytearray()  # 1: a snapshot found that all slots of the page have a value, and none was removed since
         self._emptied: list[int] = []  # barriers that there were when the page was made, or a value of it was removed last
+        self.numbering = 0
+        """How often slots were numbered anew."""
+        self.remembers_written = False
+        """Whether a frozen view can tell what was written since one of the last barriers. It takes a byte a slot and barrier."""
+        self._written: deque[tuple[int, DirtySlots]] = deque(maxlen=WRITTEN_MAX)  # what each barrier found written, oldest first
 
     def reserve(self, count: int) -> None:
         """Make pages for so many slots."""
@@ -147,6 +170,7 @@ class SlotPages:
         """Forget everything; nothing is written any more."""
         self.pages.clear()
         self.marks.clear()
+        self._written.clear()
 
     def take_over(self, pages: Sequence[list[Any]]) -> None:
         """Begin with pages that others may read, too, who pin them: as behind a barrier."""
@@ -162,7 +186,14 @@ class SlotPages:
         self._close_marks(count)
         self.pin()
         self._barriers += 1
+        if self.remembers_written and self._frozen is not None:
+            self._written.append((self._barriers, self._frozen))
         return self.pages[:]
+
+    @property
+    def written(self) -> tuple[tuple[int, DirtySlots], ...]:
+        """(barrier, slots that were written between the one before and it) of the last ones; none without `remembers_written`."""
+        return tuple(self._written)
 
     def pin(self) -> None:
         """Somebody reads the pages as they are, right behind a barrier, until `release`."""
@@ -227,6 +258,8 @@ class SlotPages:
         self._known = int(np.searchsorted(kept, self._known))
         self.pages[:], self.marks[:], self._emptied = [], [], []
         self._full.clear()
+        self._written.clear()
+        self.numbering += 1
         self.reserve(len(kept))
         self.load(np.arange(len(kept)), values)
         for slot in marked[marked >= 0].tolist():
@@ -259,13 +292,15 @@ class FrozenPages:
         self._full = pages.full
         self._found_full: list[int] = []
         self._pages = pages.freeze(count)
-        self._count = count
-        self._barrier = pages.barriers
+        self._written = pages.written
+        self.count = count
+        self.barrier = pages.barriers
+        self.numbering = pages.numbering
         self.keys = keys
         self._changed: FrozenDirtyKeys | None = None
 
     def checkpoint_started(self, barrier: int, base: int) -> None:
-        self._changed = self._live.checkpoint_started(barrier, base, self._count)
+        self._changed = self._live.checkpoint_started(barrier, base, self.count)
 
     @property
     def complete_from(self) -> int:
@@ -273,16 +308,17 @@ class FrozenPages:
         assert self._changed is not None
         return self._changed.complete_from
 
-    def batches(self, slots_max: int) -> Iterator[tuple[Slots, list[Any]]]:
-        """(slots, their values), of all slots that have one, from up to `slots_max` slots at a time."""
+    def batches(self, slots_max: int, pages: range | None = None) -> Iterator[tuple[Slots, list[Any]]]:
+        """(slots, their values), of all slots of some pages (None: all) that have one, from up to `slots_max` slots at a time."""
         step = max(1, slots_max >> PAGE_BITS)
-        for first in range(0, len(self._pages), step):
-            pages = self._pages[first : first + step]
+        wanted = range(len(self._pages)) if pages is None else pages
+        for first in wanted[::step]:
+            some = self._pages[first : min(first + step, wanted.stop)]
             start = first << PAGE_BITS
-            count = min(self._count - start, len(pages) << PAGE_BITS)
+            count = min(self.count - start, len(some) << PAGE_BITS)
             if count > 0:
-                values = list(chain.from_iterable(pages))
-                places = self._places(first, pages, count)
+                values = list(chain.from_iterable(some))
+                places = self._places(first, some, count)
                 if len(places) < len(values):
                     values = list(map(values.__getitem__, places.tolist()))
                 if values:
@@ -298,6 +334,27 @@ class FrozenPages:
         flags = np.ones((len(pages), PAGE_SLOTS), np.bool_)
         flags[unknown] = found
         return np.flatnonzero(flags.reshape(-1)[:count])
+
+    def written_since(self, barrier: int, pages: range) -> Flags | None:
+        """Of some pages the slots that were written since an earlier barrier; None: that is not known any more."""
+        since = [slots for number, slots in self._written if number > barrier]
+        if len(since) < self.barrier - barrier:
+            return None
+        flags = np.zeros((len(pages), PAGE_SLOTS), np.uint8)
+        for slots in since:
+            slots.add_to(flags, pages.start)
+        return flags
+
+    def flagged(self, flags: Flags, first: int, values_max: int) -> Iterator[list[Any]]:
+        """Values (or MISSING) of the slots that have a flag in the pages from page `first` on, ascending, some `values_max` at a
+        time."""
+        counts = np.count_nonzero(flags, axis=1)
+        pages = np.flatnonzero(counts)
+        cuts = np.flatnonzero(np.diff((np.cumsum(counts[pages]) - 1) // values_max)) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(pages)]):
+            numbers = pages[start:stop]
+            values = map(self._pages.__getitem__, (numbers + first).tolist())
+            yield list(chain.from_iterable(map(compress, values, map(bytes, flags[numbers]))))
 
     def changes(self, base: int, slots_max: int) -> Iterator[tuple[Slots, list[Any]]]:
         """(slots, their values or MISSING), of all slots that were written since a base at or above `complete_from`."""
@@ -321,5 +378,5 @@ class FrozenPages:
 
     def release(self) -> None:
         """Loop thread."""
-        self._live.found_full(self._found_full, self._barrier)
+        self._live.found_full(self._found_full, self.barrier)
         self._live.release()

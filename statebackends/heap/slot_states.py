@@ -19,7 +19,7 @@ from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.heap.kept_slots import KeptSlots
 from holdfast.statebackends.heap.key_slots import ColumnOf, KeySlots
 from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
-from holdfast.statebackends.heap.slot_context import SlotContext
+from holdfast.statebackends.heap.slot_context import SlotContext, SlotPosition
 from holdfast.statebackends.heap.slot_pages import PAGE_BITS, PLACE_MASK, FrozenPages, SlotPages, present
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.keys import KeyType
@@ -47,18 +47,18 @@ SLOTS_MIN = 1 << 12
 class SlotValueState(Generic[V]):
     """Implements `state.ValueState`, of values that can't be changed in place."""
 
-    __slots__ = ("_check", "_context", "_marks", "_pages", "_table")
+    __slots__ = ("_check", "_marks", "_pages", "_position", "_table")
 
-    def __init__(self, context: SlotContext, table: SlotPages, checks: Checks | None = None) -> None:
-        self._context = context
+    def __init__(self, position: SlotPosition, table: SlotPages, checks: Checks | None = None) -> None:
+        self._position = position
         self._table = table
         self._pages = table.pages
         self._marks = table.marks
         self._check = None if checks is None else checks.value
 
     def value(self, default: V | None = None) -> V | None:
-        context = self._context
-        found = self._pages[context.page][context.place]
+        position = self._position
+        found = self._pages[position.page][position.place]
         if found is MISSING:
             return default
         value: V = found
@@ -70,21 +70,21 @@ class SlotValueState(Generic[V]):
     def update(self, value: V) -> None:
         if self._check is not None:
             self._check(value)
-        context = self._context
-        page = context.page
+        position = self._position
+        page = position.page
         marks = self._marks[page] or self._table.own(page)
-        place = context.place
+        place = position.place
         marks[place] = 1
         self._pages[page][place] = value
 
     def store(self, value: V) -> None:
         """`update`, unchecked, of a value that no user made. Not part of the contract."""
-        self._table.put((self._context.page << PAGE_BITS) + self._context.place, value)
+        self._table.put((self._position.page << PAGE_BITS) + self._position.place, value)
 
     def clear(self) -> None:
-        context = self._context
-        if self._pages[context.page][context.place] is not MISSING:
-            self._table.put((context.page << PAGE_BITS) + context.place, MISSING)
+        position = self._position
+        if self._pages[position.page][position.place] is not MISSING:
+            self._table.put((position.page << PAGE_BITS) + position.place, MISSING)
 
 
 class SlotCopiedState(SlotValueState[V]):
@@ -92,13 +92,13 @@ class SlotCopiedState(SlotValueState[V]):
 
     __slots__ = ("_copy",)
 
-    def __init__(self, context: SlotContext, table: SlotPages, copy: Copier, checks: Checks | None = None) -> None:
-        super().__init__(context, table, checks)
+    def __init__(self, position: SlotPosition, table: SlotPages, copy: Copier, checks: Checks | None = None) -> None:
+        super().__init__(position, table, checks)
         self._copy = copy
 
     def value(self, default: V | None = None) -> V | None:
-        context = self._context
-        page, place = context.page, context.place
+        position = self._position
+        page, place = position.page, position.place
         found = self._pages[page][place]
         if found is MISSING:
             return default
@@ -174,10 +174,10 @@ def _checking(kind: type[SlotValueState[Any]], condition: str) -> type[SlotValue
         "def update(self, value):",
         f" if not ({condition}) and self._check is not None:",
         "  self._check(value)",
-        " context = self._context",
-        " page = context.page",
+        " position = self._position",
+        " page = position.page",
         " marks = self._marks[page] or self._table.own(page)",
-        " place = context.place",
+        " place = position.place",
         " marks[place] = 1",
         " self._pages[page][place] = value",
     ]
@@ -187,18 +187,18 @@ def _checking(kind: type[SlotValueState[Any]], condition: str) -> type[SlotValue
     return checking
 
 
-def create_slot_state(descriptor: Any, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks) -> Any:
+def create_slot_state(descriptor: Any, position: SlotPosition, table: SlotPages, copy: Copier | None, checks: Checks) -> Any:
     """The state object of a descriptor without a TTL. Raises InvalidConfigError for a kind that isn't keyed by row."""
     if isinstance(descriptor, ListStateDescriptor):
-        return SlotListState(context, table, copy, checks)
+        return SlotListState(position, table, copy, checks)
     if isinstance(descriptor, MapStateDescriptor):
-        return SlotMapState(context, table, copy, checks)
+        return SlotMapState(position, table, copy, checks)
     stored: SlotValueState[Any]
     if copy is not None:
-        stored = SlotCopiedState(context, table, copy, checks)
+        stored = SlotCopiedState(position, table, copy, checks)
     else:
         kind = _checking(SlotValueState, checks.condition) if checks.condition else SlotValueState
-        stored = kind(context, table, checks)
+        stored = kind(position, table, checks)
     match descriptor:
         case ValueStateDescriptor():
             return stored
@@ -243,7 +243,7 @@ class SlotTables:
     def course(self, keys: KeyColumn) -> KeyCourse:
         """The keys of a batch, one by one."""
         if not len(keys):
-            return KeyCourse(self.context, ("page", "place"), ((), ()))
+            return KeyCourse(self.context.position, ("page", "place"), ((), ()))
         slots = self.slots_of(keys)
         return self.context.course(keys, (slots >> PAGE_BITS).tolist(), (slots & PLACE_MASK).tolist())
 

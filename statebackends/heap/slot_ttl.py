@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.statebackends.columnar.key_index import Slots
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.heap.slot_collections import SlotListState, SlotMapState
-from holdfast.statebackends.heap.slot_context import SlotContext
+from holdfast.statebackends.heap.slot_context import SlotContext, SlotPosition
 from holdfast.statebackends.heap.slot_pages import PAGE_BITS, PLACE_MASK, SlotPages
 from holdfast.statebackends.heap.slot_states import SlotAggregatingState, SlotReducingState
 from holdfast.statebackends.heap.state_table import MISSING
@@ -72,7 +72,7 @@ class SlotCleanup(Cleanup):
             at.remove(entry)
 
 
-class _Place(SlotContext):
+class _Place(SlotPosition):
     """A slot that is not the current key's."""
 
     __slots__ = ()
@@ -84,11 +84,11 @@ class _Place(SlotContext):
 class SlotTtlValueState(Generic[V]):
     """Implements `state.ValueState`."""
 
-    __slots__ = ("_check", "_context", "_copy", "_marks", "_pages", "_table", "_ttl")
+    __slots__ = ("_check", "_copy", "_marks", "_pages", "_position", "_table", "_ttl")
 
-    def __init__(self, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks, ttl: TableTtl) -> None:
+    def __init__(self, position: SlotPosition, table: SlotPages, copy: Copier | None, checks: Checks, ttl: TableTtl) -> None:
         """`copy` copies a value with its stamp."""
-        self._context = context
+        self._position = position
         self._table = table
         self._pages = table.pages
         self._marks = table.marks
@@ -97,8 +97,8 @@ class SlotTtlValueState(Generic[V]):
         self._ttl = ttl
 
     def value(self, default: V | None = None) -> V | None:
-        context, ttl = self._context, self._ttl
-        page, place = context.page, context.place
+        position, ttl = self._position, self._ttl
+        page, place = position.page, position.place
         found = self._pages[page][place]
         if found is not MISSING:
             if self._copy is not None and self._table.pinned:
@@ -119,26 +119,27 @@ class SlotTtlValueState(Generic[V]):
 
     def update(self, value: V) -> None:
         self._check(value)
-        context, ttl = self._context, self._ttl
-        page, place = context.page, context.place
+        position, ttl = self._position, self._ttl
+        page, place = position.page, position.place
         marks = self._marks[page] or self._table.own(page)
         marks[place] = 1
         self._pages[page][place] = (ttl.clock.now_ms, value)
         ttl.stamped((page << PAGE_BITS) + place)
 
     def clear(self) -> None:
-        context = self._context
-        if self._pages[context.page][context.place] is not MISSING:
-            self._table.put((context.page << PAGE_BITS) + context.place, MISSING)
+        position = self._position
+        if self._pages[position.page][position.place] is not MISSING:
+            self._table.put((position.page << PAGE_BITS) + position.place, MISSING)
         self._ttl.accessed()
 
     def unexpired(self) -> V | None:
         """The value to combine with an added one; None if there is none, or it has expired."""
-        context, ttl = self._context, self._ttl
-        found = self._pages[context.page][context.place]
+        position, ttl = self._position, self._ttl
+        found = self._pages[position.page][position.place]
         if found is MISSING or found[0] <= ttl.clock.now_ms - ttl.duration_ms:
             return None
-        if self._copy is not None and self._table.pinned and not self._table.is_marked((context.page << PAGE_BITS) + context.place):
+        slot = (position.page << PAGE_BITS) + position.place
+        if self._copy is not None and self._table.pinned and not self._table.is_marked(slot):
             found = self._copy(found)
         value: V = found[1]
         return value
@@ -151,8 +152,8 @@ def _checking(condition: str) -> type[SlotTtlValueState[Any]]:
         "def update(self, value):",
         f" if not ({condition}):",
         "  self._check(value)",
-        " context, ttl = self._context, self._ttl",
-        " page, place = context.page, context.place",
+        " position, ttl = self._position, self._ttl",
+        " page, place = position.page, position.place",
         " marks = self._marks[page] or self._table.own(page)",
         " marks[place] = 1",
         " self._pages[page][place] = (ttl.clock.now_ms, value)",
@@ -171,7 +172,7 @@ class SlotTtlListState(TtlListState[V]):
     _context: SlotContext
 
     def _stamped(self) -> None:
-        self._ttl.stamped((self._context.page << PAGE_BITS) + self._context.place)
+        self._ttl.stamped((self._context.position.page << PAGE_BITS) + self._context.position.place)
 
 
 class SlotTtlMapState(TtlMapState[K, V]):
@@ -182,23 +183,23 @@ class SlotTtlMapState(TtlMapState[K, V]):
     _context: SlotContext
 
     def _stamped(self, key: K) -> None:
-        self._ttl.stamped(((self._context.page << PAGE_BITS) + self._context.place, key))
+        self._ttl.stamped(((self._context.position.page << PAGE_BITS) + self._context.position.place, key))
 
 
 def create_slot_ttl_state(
-    descriptor: Any, context: SlotContext, table: SlotPages, copy: Copier | None, checks: Checks, ttl: TableTtl
+    descriptor: Any, position: SlotPosition, table: SlotPages, copy: Copier | None, checks: Checks, ttl: TableTtl
 ) -> Any:
     """The state object of a descriptor with a TTL. Raises InvalidConfigError for a kind that isn't keyed by row."""
     kind = _checking(checks.condition) if checks.condition else SlotTtlValueState
     match descriptor:
         case ListStateDescriptor():
-            return SlotTtlListState(context, SlotListState(context, table, copy), checks, ttl)
+            return SlotTtlListState(position.context, SlotListState(position, table, copy), checks, ttl)
         case MapStateDescriptor():
-            return SlotTtlMapState(context, SlotMapState(context, table, copy), checks, ttl)
+            return SlotTtlMapState(position.context, SlotMapState(position, table, copy), checks, ttl)
         case ValueStateDescriptor():
-            return kind(context, table, copy, checks, ttl)
+            return kind(position, table, copy, checks, ttl)
         case ReducingStateDescriptor():
-            return SlotReducingState(kind(context, table, copy, checks, ttl), descriptor.reduce)
+            return SlotReducingState(kind(position, table, copy, checks, ttl), descriptor.reduce)
         case AggregatingStateDescriptor():
-            return SlotAggregatingState(kind(context, table, copy, checks, ttl), descriptor.aggregate)
+            return SlotAggregatingState(kind(position, table, copy, checks, ttl), descriptor.aggregate)
     raise InvalidConfigError(f"{descriptor!r} has no state object for one key", state=getattr(descriptor, "name", ""))

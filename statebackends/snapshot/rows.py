@@ -106,6 +106,8 @@ Keys = list[bytes] | ArrowKeyColumn
 """Encoded keys, or their columns."""
 KeyBatch = tuple[bytes, Keys, list[Any]]
 """(namespace, keys, value of each key: one value, a list, or a dict of map entries)."""
+ColumnBatch = tuple[ArrowKeyColumn, list[pa.Array]]
+"""(keys, columns of their values) without a namespace."""
 EncodedBatch = tuple[bytes, list[bytes], list[Any]]
 """A KeyBatch of encoded keys."""
 
@@ -123,10 +125,16 @@ class KeyedRows:
         arrays = self.key_type.arrays_of_encoded(encoded)
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator).key_groups
 
-    def stream(self, serializer: StateSerializer, batches: Iterable[KeyBatch], began_s: float | None = None) -> RowStream:
+    def stream(
+        self,
+        serializer: StateSerializer,
+        batches: Iterable[KeyBatch],
+        began_s: float | None = None,
+        converted: Callable[[Throttle], Iterable[ColumnBatch]] | None = None,
+    ) -> RowStream:
         """One state's table, sorted by key group; batches may come in any order, and are converted here. Raises StateValueError.
 
-        `began_s`: when the checkpoint began, by `time.perf_counter`."""
+        `began_s`: when the checkpoint began, by `time.perf_counter`. `converted` gives further rows, without a namespace."""
         schema = self.schema(serializer)
         rows = GroupSort(KEY_GROUP)
         throttle = Throttle(began_s=began_s)
@@ -134,6 +142,9 @@ class KeyedRows:
             for keys, namespaces, values in _joined(batches):
                 for batch in self._record_batches(schema, serializer, keys, namespaces, values, throttle):
                     rows.add(batch)
+            for column, arrays in () if converted is None else converted(throttle):
+                columns = [pa.array(column.key_groups), *column.arrays, _repeated([b""], [len(column)]), *arrays]
+                rows.add(pa.RecordBatch.from_arrays(columns, schema=schema))
         except StateValueError as error:
             raise self.named(error, serializer.name) from error
         return RowStream(schema, rows.size, lambda: rows.batches(BATCH_ROWS))
@@ -193,7 +204,7 @@ class KeyedRows:
         converted: list[list[pa.Array]] = []
         for start in range(0, len(values), ROWS_PER_BATCH):
             some_values = values[start : start + ROWS_PER_BATCH]
-            converted.append(throttle.run(partial(_arrays, serializer, some_values)))
+            converted.append(throttle.run(partial(arrays_of, serializer, some_values)))
         if len(converted) == 1:
             yield pa.RecordBatch.from_arrays([*columns, *converted[0]], schema=schema)
         elif sum(bytes_of(array) for some in converted for array in some) <= _BATCH_BYTES:
@@ -234,7 +245,7 @@ class KeyedRows:
         return self.key_type.column(arrays, max_parallelism=self.max_parallelism, operator=self.operator)
 
 
-def _arrays(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
+def arrays_of(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
     """`serializer.to_arrays`, a few values at a time."""
     if len(values) <= ROWS_AT_HAND:
         return serializer.to_arrays(values)
@@ -255,11 +266,11 @@ def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
         return [pa.concat_arrays(each) for each in zip(*some, strict=True)]
     if serializer.map_key is not None:
         map_keys = serializer.map_key.to_arrow(list(chain.from_iterable(values)))
-        return [map_keys, *_arrays(serializer, [value for entries in values for value in entries.values()])]
+        return [map_keys, *arrays_of(serializer, [value for entries in values for value in entries.values()])]
     counts = np.fromiter(map(len, values), np.int64, len(values))
     starts = np.cumsum(counts) - counts
     positions = pa.array((np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32))
-    return [positions, *_arrays(serializer, list(chain.from_iterable(values)))]
+    return [positions, *arrays_of(serializer, list(chain.from_iterable(values)))]
 
 
 def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, list[Any]]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, Protocol
 
@@ -28,15 +29,18 @@ from holdfast.statebackends.row_tables.table import SortedRowTable
 from holdfast.statebackends.row_tables.type_text import stored_fields, stored_name
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
+from holdfast.statebackends.snapshot.converted_slots import ConvertedSlots
 from holdfast.statebackends.snapshot.deltas import delta_table, replaced_by, tombstones
 from holdfast.statebackends.snapshot.parts import PartsWriter
 from holdfast.statebackends.snapshot.rows import (
     KEYS_PER_BATCH,
     ROWS_PER_BATCH,
+    ColumnBatch,
     EncodedBatch,
     KeyBatch,
     KeyedRows,
     Keys,
+    Throttle,
     unexpired,
     unexpired_batches,
 )
@@ -90,10 +94,12 @@ class StateTableSource:
         horizon_ms: int | None = None,
         complete_from: int = 0,
         slots: FrozenPages | None = None,
+        converted: ConvertedSlots | None = None,
     ) -> None:
         """`tables`: (namespace, table), frozen here. `horizon_ms`: values stamped at or before it have expired, and are left out.
         `complete_from`: the lowest base since which the changes of forgotten namespaces are known. `slots`: values without a
-        namespace, if they are in slots."""
+        namespace, if they are in slots. `converted`: columns of these that earlier snapshots converted, if any are kept."""
+        self._converted = converted
         self._slots = slots
         self._horizon_ms = horizon_ms
         self.meta = serializer.meta
@@ -110,9 +116,19 @@ class StateTableSource:
             self._slots.checkpoint_started(barrier, base)
 
     def stream(self) -> RowStream:
-        rows = self._rows.stream(self._serializer, self._all_batches(), self._began_s)
+        slots, converted = self._slots, self._converted
+        if slots is None or converted is None or self._horizon_ms is not None:
+            rows = self._rows.stream(self._serializer, self._all_batches(), self._began_s)
+        else:
+            columns = partial(self._columns, slots, converted)
+            rows = self._rows.stream(self._serializer, self._unexpired(self._table_batches()), self._began_s, columns)
         self._done()
         return rows
+
+    def _columns(self, frozen: FrozenPages, converted: ConvertedSlots, throttle: Throttle) -> Iterator[ColumnBatch]:
+        keys = frozen.keys()
+        for chunk in converted.chunks(frozen, self._serializer, throttle):
+            yield keys.take(chunk.slots), chunk.arrays
 
     def changes(self, base: int) -> pa.Table | None:
         changed = self._changed

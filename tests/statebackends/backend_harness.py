@@ -259,3 +259,11 @@ def stored(cluster: Cluster, snapshot: Any) -> StoredSnapshot:
         operators=(operator,),
     )
     return StoredSnapshot(metadata, cluster.storage, folder)
+
+
+def assign(target: Any, name: str, value: Any) -> None:
+    """`target.name = value`, of a KeyCourse's names, which may have dots."""
+    *path, last = name.split(".")
+    for each in path:
+        target = getattr(target, each)
+    setattr(target, last, value)

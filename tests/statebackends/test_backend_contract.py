@@ -45,6 +45,7 @@ from tests.statebackends.backend_harness import (
     WINDOWS,
     Cluster,
     Visit,
+    assign,
     columnar_update,
     contents,
     fill,
@@ -249,7 +250,7 @@ def test_the_keys_of_a_batch_become_current_one_by_one(cluster: Cluster) -> None
         course = backend.each_key(KEY.column_of_values(names[start:], max_parallelism=16))
         for selected in zip(*course.columns, strict=True):
             for name, value in zip(course.names, selected, strict=True):
-                setattr(course.target, name, value)
+                assign(course.target, name, value)
             state.update(state.value(0) + 1)
             found.append(backend.current_key)
     expected = [*names, *names[3:], *names[1_500:]]

@@ -33,7 +33,7 @@ from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor
 from holdfast.statebackends.storage.port import run_flow
 from tests.examples import examples
 from tests.operators.ports import DictStorage
-from tests.statebackends.backend_harness import COUNT, MEAN, SEEN, TOTAL, VISIT, Visit
+from tests.statebackends.backend_harness import COUNT, MEAN, SEEN, TOTAL, VISIT, Visit, assign
 
 GROUPS = 16
 EXPIRING = ValueStateDescriptor("expiring", int, Ttl(100))
@@ -241,7 +241,7 @@ class SideBySide:
         course = backend.each_key(backend.key_type.column_of_values(names, max_parallelism=GROUPS))
         for (kind, key, number, namespace), *selected in zip(writes, *course.columns, strict=True):
             for name, value in zip(course.names, selected, strict=True):
-                setattr(course.target, name, value)
+                assign(course.target, name, value)
             write(backend, kind, number, namespace)
             if number == 3:
                 assert backend.current_key[0] == backend.key_type.encode(self.keys[key])
@@ -457,7 +457,7 @@ def fill(backend: Any, numbers: Any, value: int) -> None:
     state = backend.get_state(COUNT)
     for selected in zip(*course.columns, strict=True):
         for name, each in zip(course.names, selected, strict=True):
-            setattr(course.target, name, each)
+            assign(course.target, name, each)
         state.update(value)
 
 
@@ -525,7 +525,7 @@ def test_a_batch_may_be_under_way_when_slots_are_dropped(monkeypatch: pytest.Mon
     course = backend.each_key(backend.key_type.column([pa.array([1, 2, 3])], max_parallelism=GROUPS))
     steps = zip(*course.columns, strict=True)
     for name, each in zip(course.names, next(steps), strict=True):
-        setattr(course.target, name, each)
+        assign(course.target, name, each)
     state.update(11)
     for number in range(10, 40):
         select(backend, number)
@@ -543,7 +543,7 @@ def test_the_current_key_is_that_of_the_record_and_stays_it_behind_the_batch() -
         seen = []
         for selected in zip(*course.columns, strict=True):
             for name, each in zip(course.names, selected, strict=True):
-                setattr(course.target, name, each)
+                assign(course.target, name, each)
             seen.append(backend.current_key)
         assert seen == [(backend.key_type.encode(key), backend.key_type.key_group(key, GROUPS)) for key in "ab"]
         assert backend.current_key == seen[-1]

@@ -456,6 +456,17 @@ def test_an_error_of_a_function_of_one_row_shows_it_whole_and_the_rest_goes_on(k
         assert (repr(rows[min(fails)]) in harness.context.counters.first_skipped) is True
 
 
+def test_an_error_is_the_function_s_own_where_an_unread_column_has_no_python_values() -> None:
+    schema = pa.schema([("v", pa.int64()), ("at", pa.timestamp("ns"))])
+    columns = pa.record_batch([[1, 0], [1, 2]], schema=schema)
+    for kind, function in ((MapOperator, lambda row: 1 // row["v"]), (FlatMapOperator, lambda row: [1 // row["v"]])):
+        with pytest.raises(UserFunctionError, match="ZeroDivisionError") as raised:
+            harness_of(kind(function, RowType(schema), UNDECLARED), columns)
+        assert raised.value.record == "{'v': 0}"
+    with pytest.raises(UserFunctionError, match=r"returned None, not .*'v': 0"):
+        harness_of(MapOperator(lambda row: {"v": 1} if row["v"] else None, RowType(schema), RowType(schema.remove(1))), columns)
+
+
 def test_none_in_place_of_a_row_shows_the_row_whole() -> None:
     columns = Batch(rows=[{"k": "a", "v": 1, "w": 0.5, "t": "x"}], schema=ROWS.schema).columns()
     for kind in (MapOperator, FlatMapOperator):
