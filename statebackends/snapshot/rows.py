@@ -104,7 +104,7 @@ _BATCH_BYTES = 64 << 20
 Groups = npt.NDArray[np.int32]
 Keys = list[bytes] | ArrowKeyColumn
 """Encoded keys, or their columns."""
-KeyBatch = tuple[bytes, Keys, list[Any]]
+KeyBatch = tuple[bytes, Keys, Sequence[Any]]
 """(namespace, keys, value of each key: one value, a list, or a dict of map entries)."""
 EncodedBatch = tuple[bytes, list[bytes], list[Any]]
 """A KeyBatch of encoded keys."""
@@ -176,7 +176,7 @@ class KeyedRows:
         serializer: StateSerializer,
         keys: Keys,
         namespaces: pa.Array,
-        values: list[Any],
+        values: Sequence[Any],
         throttle: Throttle,
     ) -> Iterator[pa.RecordBatch]:
         """The rows as one batch, or as several if the values are large."""
@@ -242,13 +242,13 @@ def _arrays(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array
     return [pa.concat_arrays(each) for each in zip(*some, strict=True)]
 
 
-def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]:
+def _repeated_rows(columns: list[pa.Array], values: Sequence[Any]) -> list[pa.Array]:
     """The columns of keys, each repeated for every element of its key."""
     owners = pa.array(np.repeat(np.arange(len(values)), np.fromiter(map(len, values), np.int64, len(values))))
     return [column.take(owners) for column in columns]
 
 
-def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
+def _elements(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
     """Columns of list elements, or of map entries; a few lists or maps at a time."""
     if len(values) > ROWS_AT_HAND:
         some = [_elements(serializer, values[start : start + ROWS_AT_HAND]) for start in range(0, len(values), ROWS_AT_HAND)]
@@ -262,7 +262,7 @@ def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
     return [positions, *_arrays(serializer, list(chain.from_iterable(values)))]
 
 
-def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, list[Any]]]:
+def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, Sequence[Any]]]:
     """(keys, namespaces, values) with small batches of encoded keys joined to about ROWS_PER_BATCH keys."""
     keys: list[bytes] = []
     values: list[Any] = []
