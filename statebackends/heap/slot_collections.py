@@ -7,7 +7,7 @@ slot_states.py. For the loop thread only, but for `plain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from holdfast.statebackends.heap.slot_context import SlotPosition
@@ -78,7 +78,7 @@ class LayeredEntries:
             apply_entries(found, layer)
 
 
-def plain(values: list[Any]) -> list[Any]:
+def plain(values: Sequence[Any]) -> list[Any]:
     """Values of map state as dicts. Pool thread."""
     return [value.flat() if type(value) is LayeredEntries else value for value in values]
 

@@ -15,6 +15,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 from holdfast.statebackends.backend import SnapshotTarget
@@ -497,12 +498,24 @@ class PartsWriter:
     ) -> WrittenPart:
         """Add a part of bytes: inline below the threshold (default: the target's), else a file, which later checkpoints may share
         with `is_shared`. With `packs` it may be a segment of a file. It is stored by the next `store`."""
-        length = memoryview(data).nbytes
+        return self.add_pieces([data], name, is_shared=is_shared, packs=packs, inline_threshold=inline_threshold)
+
+    def add_pieces(
+        self,
+        pieces: Sequence[Buffer],
+        name: str,
+        *,
+        is_shared: bool = False,
+        packs: bool = True,
+        inline_threshold: int | None = None,
+    ) -> WrittenPart:
+        """As `add`, of bytes one piece behind the other, none of which may change until they are stored."""
+        length = size_of(pieces)
         if length < (self._target.inline_threshold if inline_threshold is None else inline_threshold):
-            return WrittenPart(InlineHandle(bytes(data)))
+            return WrittenPart(InlineHandle(b"".join(pieces)))
         self._held_bytes += length
         packs = packs and length < self._target.pack_threshold
-        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, packs, length, data))
+        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, packs, length, pieces))
         return self._waiting[-1].part
 
     def add_file(self, local_path: str, name: str, *, is_shared: bool = False) -> WrittenPart:
@@ -511,7 +524,7 @@ class PartsWriter:
         if length < self._target.inline_threshold:
             with open(local_path, "rb") as file:
                 return WrittenPart(InlineHandle(file.read()))
-        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, False, length, None, local_path))
+        self._waiting.append(_Waiting(WrittenPart(), name, is_shared, False, length, (), local_path))
         return self._waiting[-1].part
 
     @property
@@ -535,10 +548,10 @@ class PartsWriter:
         first = file[0]
         if len(file) == 1:
             path = self._path(first.name, is_shared=first.is_shared)
-            return _upload(first.local_path, path, self._target) if first.data is None else _write(first.data, path, self._target)
+            return _upload(first.local_path, path, self._target) if first.local_path else _write(first.pieces, path, self._target)
         self._packs += 1
         path = self._path(f"{self._pack_name}-{self._packs}", is_shared=first.is_shared)
-        return _write_pack([each.data for each in file if each.data is not None], path, self._target)
+        return _write_pack([each.pieces for each in file], path, self._target)
 
     def _path(self, name: str, *, is_shared: bool) -> str:
         target = self._target
@@ -573,14 +586,14 @@ class WrittenPart:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A part that the next `store` writes; its bytes are in `data`, or in the file `local_path`."""
+    """A part that the next `store` writes; its bytes are `pieces`, or in the file `local_path`."""
 
     part: WrittenPart
     name: str
     is_shared: bool
     packs: bool
     length: int
-    data: Buffer | None
+    pieces: Sequence[Buffer]
     local_path: str = ""
 
 
@@ -599,9 +612,14 @@ def _files(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
     yield from packs.values()
 
 
-def _write(data: Buffer, path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
-    yield WriteFile(part_path(target.folder, path), [data])
-    return [FileHandle(path, memoryview(data).nbytes, checksum_of(data))]
+def size_of(pieces: Sequence[Buffer]) -> int:
+    """Bytes of all pieces."""
+    return sum(memoryview(piece).nbytes for piece in pieces)
+
+
+def _write(pieces: Sequence[Buffer], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
+    yield WriteFile(part_path(target.folder, path), pieces)
+    return [FileHandle(path, size_of(pieces), checksum_of(*pieces))]
 
 
 def _upload(local_path: str, path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
@@ -609,12 +627,12 @@ def _upload(local_path: str, path: str, target: SnapshotTarget) -> Flow[list[Fil
     return [FileHandle(path, length, checksum)]
 
 
-def _write_pack(contents: list[Buffer], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
-    yield WriteFile(part_path(target.folder, path), contents)
-    lengths = [memoryview(content).nbytes for content in contents]
+def _write_pack(contents: list[Sequence[Buffer]], path: str, target: SnapshotTarget) -> Flow[list[FileHandle]]:
+    yield WriteFile(part_path(target.folder, path), list(chain.from_iterable(contents)))
+    lengths = [size_of(content) for content in contents]
     handles: list[FileHandle] = []
     offset = 0
     for content, length in zip(contents, lengths, strict=True):
-        handles.append(SegmentHandle(path, length, checksum_of(content), offset, sum(lengths)))
+        handles.append(SegmentHandle(path, length, checksum_of(*content), offset, sum(lengths)))
         offset += length
     return handles

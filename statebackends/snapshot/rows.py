@@ -104,7 +104,7 @@ _BATCH_BYTES = 64 << 20
 Groups = npt.NDArray[np.int32]
 Keys = list[bytes] | ArrowKeyColumn
 """Encoded keys, or their columns."""
-KeyBatch = tuple[bytes, Keys, list[Any]]
+KeyBatch = tuple[bytes, Keys, Sequence[Any]]
 """(namespace, keys, value of each key: one value, a list, or a dict of map entries)."""
 ColumnBatch = tuple[ArrowKeyColumn, list[pa.Array]]
 """(keys, columns of their values) without a namespace."""
@@ -187,7 +187,7 @@ class KeyedRows:
         serializer: StateSerializer,
         keys: Keys,
         namespaces: pa.Array,
-        values: list[Any],
+        values: Sequence[Any],
         throttle: Throttle,
     ) -> Iterator[pa.RecordBatch]:
         """The rows as one batch, or as several if the values are large."""
@@ -253,13 +253,13 @@ def arrays_of(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Arr
     return [pa.concat_arrays(each) for each in zip(*some, strict=True)]
 
 
-def _repeated_rows(columns: list[pa.Array], values: list[Any]) -> list[pa.Array]:
+def _repeated_rows(columns: list[pa.Array], values: Sequence[Any]) -> list[pa.Array]:
     """The columns of keys, each repeated for every element of its key."""
     owners = pa.array(np.repeat(np.arange(len(values)), np.fromiter(map(len, values), np.int64, len(values))))
     return [column.take(owners) for column in columns]
 
 
-def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
+def _elements(serializer: StateSerializer, values: Sequence[Any]) -> list[pa.Array]:
     """Columns of list elements, or of map entries; a few lists or maps at a time."""
     if len(values) > ROWS_AT_HAND:
         some = [_elements(serializer, values[start : start + ROWS_AT_HAND]) for start in range(0, len(values), ROWS_AT_HAND)]
@@ -273,7 +273,7 @@ def _elements(serializer: StateSerializer, values: list[Any]) -> list[pa.Array]:
     return [positions, *arrays_of(serializer, list(chain.from_iterable(values)))]
 
 
-def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, list[Any]]]:
+def _joined(batches: Iterable[KeyBatch]) -> Iterator[tuple[Keys, pa.Array, Sequence[Any]]]:
     """(keys, namespaces, values) with small batches of encoded keys joined to about ROWS_PER_BATCH keys."""
     keys: list[bytes] = []
     values: list[Any] = []

@@ -71,12 +71,12 @@ class GroupSort:
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
-            part = self._in_order(batch, LARGE_POOL)
+            part = self._in_order(batch)
             self._parts.append(part)
             self.size += sum(map(bytes_of, part.columns))
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Batches of `rows` rows, or fewer where rows are very large; one of them at a time is in memory beside the rows added."""
+        """Batches of `rows` rows, or fewer where rows are very large, each made when it is asked for."""
         parts = self._parts
         if not parts:
             return
@@ -103,6 +103,8 @@ class GroupSort:
             starts += counts
             yield self._in_order(some.combine_chunks().to_batches()[0])
 
-    def _in_order(self, batch: pa.RecordBatch, pool: pa.MemoryPool | None = None) -> pa.RecordBatch:
+    def _in_order(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         groups = batch.column(self._column).to_numpy()
-        return batch if is_sorted(groups) else pc.take(batch, pa.array(stable_order(groups)), boundscheck=False, memory_pool=pool)
+        if is_sorted(groups):
+            return batch
+        return pc.take(batch, pa.array(stable_order(groups)), boundscheck=False, memory_pool=LARGE_POOL)

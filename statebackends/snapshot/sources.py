@@ -31,7 +31,7 @@ from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.serialization.state_serializer import TIMERS_KIND, TIMERS_VALUE_TYPE, StateSerializer
 from holdfast.statebackends.snapshot.converted_slots import ConvertedSlots
 from holdfast.statebackends.snapshot.deltas import delta_table, replaced_by, tombstones
-from holdfast.statebackends.snapshot.parts import PartsWriter
+from holdfast.statebackends.snapshot.parts import PartsWriter, size_of
 from holdfast.statebackends.snapshot.rows import (
     KEYS_PER_BATCH,
     ROWS_PER_BATCH,
@@ -45,7 +45,7 @@ from holdfast.statebackends.snapshot.rows import (
     unexpired_batches,
 )
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream, stable_order
-from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table, keyed_table_schema, sort_by_key_group
+from holdfast.statebackends.snapshot.tables import TableFormat, keyed_table_pieces, keyed_table_schema, sort_by_key_group
 from holdfast.statebackends.state import NO_TIME, KeyColumn
 from holdfast.statebackends.storage.port import Flow
 
@@ -169,7 +169,7 @@ class StateTableSource:
                     slots, shown = slots[there], list(compress(shown, there.tolist()))
                 yield b"", key_column.take(slots), shown
 
-    def _shown(self, values: list[Any]) -> list[Any]:
+    def _shown(self, values: Sequence[Any]) -> Sequence[Any]:
         """Values of slots, maps as dicts; MISSING for what has expired."""
         kind, horizon_ms = self._serializer.kind, self._horizon_ms
         if kind == "map":
@@ -462,11 +462,12 @@ def write_tables(
     parts = []
     inline = 0
     for source in sources:
-        data = encode_keyed_table(source.stream(), table_format, compresses=compresses)
-        if admit is not None and data.size < target.inline_threshold:
-            inline += data.size
+        pieces = keyed_table_pieces(source.stream(), table_format, compresses=compresses)
+        size = size_of(pieces)
+        if admit is not None and size < target.inline_threshold:
+            inline += size
             admit(inline)
-        parts.append(writer.add(memoryview(data), f"{source.meta.name}.{table_format}"))
+        parts.append(writer.add_pieces(pieces, f"{source.meta.name}.{table_format}"))
         if writer.is_full:
             yield from writer.store()
     yield from writer.store()

@@ -21,10 +21,13 @@ from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, STATE_METADATA, VALUE
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 from holdfast.statebackends.snapshot.sorting import LARGE_POOL, RowStream, is_sorted, stable_order
+from holdfast.statebackends.storage.port import Buffer
 
 TableFormat = Literal["arrow", "parquet"]
 _ROW_GROUP_ROWS = 1 << 17
 _COMPRESSED_BYTES_MIN = 64 * 1024
+_PIECE_BYTES_MIN = 4 * 1024
+"""Bytes from which a buffer is a piece of its own: each is a system call."""
 _FILE_BYTES = 256 * 1024
 """Room for schema and footer, and for what a compressor adds to many small columns."""
 
@@ -88,6 +91,45 @@ def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat, *,
     growing = pa.BufferOutputStream()
     _write(stream, growing, table_format, compresses=compresses)
     return growing.getvalue()
+
+
+class _Pieces:
+    """A file for Arrow's writer, which hands over its buffers: large ones are kept as they are."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: list[Buffer] = []
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        piece = memoryview(data)
+        last = self.pieces[-1] if self.pieces else None
+        if piece.nbytes >= _PIECE_BYTES_MIN:
+            self.pieces.append(piece)
+        elif isinstance(last, bytearray):
+            last += piece
+        else:
+            self.pieces.append(bytearray(piece))
+        return piece.nbytes
+
+    def flush(self) -> None:
+        """No work."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def keyed_table_pieces(rows: pa.Table | RowStream, table_format: TableFormat, *, compresses: bool = True) -> list[Buffer]:
+    """The same bytes as those of `encode_keyed_table`, one piece behind the other, with the same errors.
+
+    A large table that is not compressed is not copied: its pieces are the buffers of its batches, which nobody may change."""
+    stream = RowStream.of(rows) if isinstance(rows, pa.Table) else rows
+    if compresses or table_format != "arrow" or stream.size < _COMPRESSED_BYTES_MIN:
+        return [memoryview(encode_keyed_table(stream, table_format, compresses=compresses))]
+    found = _Pieces()
+    with pa.PythonFile(found, mode="w") as sink:
+        _write(stream, sink, table_format, compresses=compresses)
+    return found.pieces
 
 
 def _write(stream: RowStream, sink: pa.NativeFile, table_format: TableFormat, *, compresses: bool) -> None:

@@ -14,7 +14,7 @@ import os
 import posixpath
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, assert_never
 from urllib.parse import unquote
 
@@ -251,7 +251,7 @@ class LocalStorage:
             case ops.SyncFile():
                 return self._make_durable(self._resolve(operation.path))
             case ops.WriteFile():
-                return self._write(self._resolve(operation.path), operation.chunks)[0]
+                return self._write(self._resolve(operation.path), operation.chunks)
             case ops.UploadFile():
                 return self._upload(operation)
             case ops.DownloadFile():
@@ -299,18 +299,28 @@ class LocalStorage:
     def _make_durable(self, target: str) -> bool:
         return self._folders.sync(posixpath.dirname(target)) and self._stat(target) is not None
 
-    def _write(self, target: str, chunks: Iterable[ops.Buffer]) -> tuple[int, str]:
-        return self._store(target, lambda descriptor, digest: write_all(self._fs, descriptor, digest.passing(chunks)))
+    def _write(self, target: str, chunks: Sequence[ops.Buffer]) -> int:
+        """Bytes written. Their checksum matters only where the name is taken: it is the caller's to compute, who has them too."""
+        if not self._publish(target, lambda descriptor: write_all(self._fs, descriptor, chunks)):
+            digest = Digest()
+            for chunk in chunks:
+                digest.add(chunk)
+            self._check_earlier_try(target, digest)
+        return sum(memoryview(chunk).nbytes for chunk in chunks)
 
     def _store(self, target: str, fill: Callable[[int, Digest], None]) -> tuple[int, str]:
-        """Write under a name that is this writer's alone: an existing file must be an earlier try of the same write."""
+        """Write under a name that is this writer's alone: (length, checksum)."""
         digest = Digest()
         if not self._publish(target, lambda descriptor: fill(descriptor, digest)):
-            found = self._stat(target)
-            if found is None or found.size != digest.length or self._checksum(target) != digest.checksum:
-                raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
-            self._fs.fsync_folder(posixpath.dirname(target))
+            self._check_earlier_try(target, digest)
         return digest.length, digest.checksum
+
+    def _check_earlier_try(self, target: str, digest: Digest) -> None:
+        """The existing file must be an earlier try of the same write."""
+        found = self._stat(target)
+        if found is None or found.size != digest.length or self._checksum(target) != digest.checksum:
+            raise InvariantError(f"{target} exists with other content: its name was used twice", path=target)
+        self._fs.fsync_folder(posixpath.dirname(target))
 
     def _publish(self, target: str, fill: Callable[[int], None]) -> bool:
         """Make a durable temporary file, link it to `target`, and make the name durable. False: the name was taken."""

@@ -24,7 +24,7 @@ from holdfast.statebackends.backends.keyed import KeyedBackendConfig
 from holdfast.statebackends.errors import InvalidKeyError, InvariantError, StateValueError
 from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange, PlaceholderHandle
 from holdfast.statebackends.heap import key_slots, slot_collections, slot_pages, slot_states, state_table
-from holdfast.statebackends.heap.slot_pages import PAGE_SLOTS, FrozenPages, SlotPages
+from holdfast.statebackends.heap.slot_pages import GATHERED_MAX, PAGE_SLOTS, FrozenPages, PagedValues, SlotPages
 from holdfast.statebackends.heap.slot_states import SlotTables
 from holdfast.statebackends.heap.state_table import MISSING
 from holdfast.statebackends.serialization.key_texts import KeyOf
@@ -482,6 +482,22 @@ def test_a_barrier_takes_pages_by_reference_and_the_first_write_copies_one() -> 
     pending.release()
     fill(backend, [0], 4)
     assert pages.pages[0] is before[0], "no snapshot reads it any more"
+
+
+@pytest.mark.parametrize("count", [0, 1, PAGE_SLOTS, 5 * PAGE_SLOTS, 9 * PAGE_SLOTS - 3])
+def test_values_in_pages_are_those_of_a_list(count: int) -> None:
+    pages = [list(range(start, start + PAGE_SLOTS)) for start in range(0, 9 * PAGE_SLOTS, PAGE_SLOTS)]
+    values, expected = PagedValues(pages[: -(-count // PAGE_SLOTS)], count), list(range(count))
+    assert (list(values), len(values)) == (expected, count)
+    for start in (0, 1, PAGE_SLOTS, 2 * PAGE_SLOTS, 8 * PAGE_SLOTS):
+        for size in (0, 1, PAGE_SLOTS, GATHERED_MAX, GATHERED_MAX + 1, 7 * PAGE_SLOTS, 20 * PAGE_SLOTS):
+            some = values[start : start + size]
+            assert list(some) == expected[start : start + size]
+            assert isinstance(some, list) or (len(some) > GATHERED_MAX and list(some[:3]) == expected[start : start + 3])
+    assert list(values[::-2]) == expected[::-2]
+    assert [values[place] for place in range(-count, count)] == expected + expected
+    with pytest.raises(IndexError):
+        values[count]
 
 
 def test_keys_that_come_and_go_leave_no_slots_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from holdfast.statebackends.snapshot.row_rules import RowRules
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.snapshot.sorting import BATCH_ROWS, GroupSort, RowStream
 from holdfast.statebackends.snapshot.table_file import TableFile, decode_keyed_table
-from holdfast.statebackends.snapshot.tables import encode_keyed_table
+from holdfast.statebackends.snapshot.tables import encode_keyed_table, keyed_table_pieces
 from holdfast.statebackends.state import MapStateDescriptor, Ttl, ValueStateDescriptor
 
 META = StateMeta("s", "value", "str", "utf8")
@@ -135,6 +135,24 @@ def test_a_buffer_that_was_too_small_changes_nothing(table_format: Any, monkeypa
     monkeypatch.setattr("holdfast.statebackends.snapshot.tables._FILE_BYTES", -table.nbytes)
     assert encode_keyed_table(table, table_format).equals(data)
     assert decode_keyed_table(data, table_format, ALL, judge=RowRules.of(META, UTF8, 128).judged).equals(table)
+
+
+@pytest.mark.parametrize("table_format", ["arrow", "parquet"])
+@pytest.mark.parametrize("compresses", [True, False])
+@pytest.mark.parametrize("count", [0, 10, 10_000])
+def test_pieces_are_the_bytes_of_the_file(table_format: Any, compresses: bool, count: int) -> None:
+    table = wide_table(count)
+    stream = RowStream(table.schema, table.nbytes, lambda: iter(table.to_batches(max_chunksize=3_000)))
+    pieces = keyed_table_pieces(stream, table_format, compresses=compresses)
+    assert b"".join(pieces) == encode_keyed_table(stream, table_format, compresses=compresses).to_pybytes()
+    assert (len(pieces) > 1) == (table_format == "arrow" and not compresses and count == 10_000)
+
+
+def test_pieces_of_rows_that_are_not_sorted_are_refused() -> None:
+    table = wide_table(10_000)
+    backwards = table.take(pa.array(range(table.num_rows - 1, -1, -1)))
+    with pytest.raises(InvariantError):
+        keyed_table_pieces(backwards, "arrow", compresses=False)
 
 
 def test_rows_that_compress_worse_than_their_bound_are_written_all_the_same() -> None:
