@@ -49,6 +49,12 @@ class BodyTooLargeError(InvalidConfigError):
     size_max: int
 
 
+class UnsupportedMediaTypeError(InvalidConfigError):
+    """A request's body has a content type that its route does not take."""
+
+    content_type: str
+
+
 class BusyError(StorageUnavailableError):
     """The service holds as many bytes as its limit allows: ask again."""
 
@@ -91,6 +97,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (NotFoundError, 404),
     (ObjectMissingError, 404),
     (BodyTooLargeError, 413),
+    (UnsupportedMediaTypeError, 415),
     (TransportSecurityError, 426),
     (FencedError, 409),
     (JobExistsError, 409),
@@ -112,6 +119,7 @@ _OWN = (
     ForeignOriginError,
     NoCounterpartError,
     RemoteError,
+    UnsupportedMediaTypeError,
 )
 
 _KINDS: dict[str, type[HoldfastError]] = {

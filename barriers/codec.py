@@ -1,4 +1,4 @@
-"""Codec of the worker protocol: control messages <-> JSON bytes, and the HTTP headers beside them.
+"""Codec of the worker protocol: control messages <-> JSON or msgpack bytes, and the HTTP headers beside them.
 
 It is strict: a wrong type, a missing field or an unknown tag is a ProtocolError that names the message. Unknown fields are ignored,
 so that newer peers can add some."""
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
-from holdfast.statebackends.decoding import decode_json
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json, decode_msgpack
 from holdfast.statebackends.errors import ProtocolError
 
 T = TypeVar("T")
@@ -28,7 +28,15 @@ PIECES_MAX = 16_384
 _WINDOW_BYTES = 1 << 20
 """Looked at, or decoded, before another thread may have the interpreter lock."""
 
+JSON_TYPE = "application/json"
+MSGPACK_TYPE = "application/msgpack"
+"""Content types of bodies. Msgpack has no base64: it is for acknowledgements, which may have state within."""
+
+MSGPACK_BYTES_MAX = 1024 * 1024
+"""Of a message as msgpack, whose values nothing counts before it is decoded. Larger ones are JSON, and decoded in pieces."""
+
 _encoder = msgspec.json.Encoder()
+_packer = msgspec.msgpack.Encoder()
 
 
 def encode(message: Any) -> bytes:
@@ -45,6 +53,28 @@ def decode(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
         return decode_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         name = getattr(kind, "__name__", str(kind))
+        raise ProtocolError(f"not a valid {name}: {error}", message_type=name) from error
+
+
+def encode_msgpack(message: Any) -> bytes | None:
+    """As `encode`, as msgpack; None: it is larger than MSGPACK_BYTES_MAX, or must be refused as JSON would be. Raises nothing."""
+    try:
+        body = _packer.encode(message)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+        return None
+    return body if len(body) <= MSGPACK_BYTES_MAX else None
+
+
+def decode_packed(data: bytes | bytearray, kind: type[T]) -> T:
+    """As `decode`, of msgpack. Raises ProtocolError, for more bytes than MSGPACK_BYTES_MAX before they are decoded.
+
+    Lengths that a body declares, and does not have, cost nothing; nesting is bounded by the interpreter's stack, as of JSON."""
+    name = kind.__name__
+    if len(data) > MSGPACK_BYTES_MAX:
+        raise ProtocolError(f"not a valid {name}: more than {MSGPACK_BYTES_MAX} bytes of msgpack", message_type=name)
+    try:
+        return decode_msgpack(data, kind)
+    except UNDECODABLE as error:
         raise ProtocolError(f"not a valid {name}: {error}", message_type=name) from error
 
 

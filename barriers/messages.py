@@ -797,3 +797,5 @@ class Registered(msgspec.Struct, frozen=True, tag="registered"):
     """Checkpoint id of a FinishTasks that is in force, or 0."""
     members: tuple[str, ...] = ()
     """URLs of the coordinators of which one leads, this one first; empty: there are no others."""
+    msgpack: bool = False
+    """Whether acknowledgements may be msgpack where this was answered; coordinators of older versions take JSON alone."""

@@ -88,7 +88,7 @@ class Speaker:
 
     def __init__(self, url: str, token: str, job_id: str, slot: int, workers: int, vertices: int = VERTICES) -> None:
         self._address = urlsplit(url).netloc
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._headers = {"Authorization": f"Bearer {token}"}
         self._base = f"/v1/jobs/{job_id}/workers"
         self._connection = http.client.HTTPConnection(self._address, timeout=60)
         self._stream: http.client.HTTPConnection | None = None
@@ -96,8 +96,8 @@ class Speaker:
         self.workers = workers
         self.vertices = vertices
 
-    def post(self, path: str, body: bytes) -> bytes:
-        self._connection.request("POST", self._base + path, body, self._headers)
+    def post(self, path: str, body: bytes, content_type: str = codec.JSON_TYPE) -> bytes:
+        self._connection.request("POST", self._base + path, body, {**self._headers, "Content-Type": content_type})
         answer = self._connection.getresponse()
         data = answer.read()
         if answer.status != 200:
@@ -146,14 +146,16 @@ class Speaker:
     def encode_acks(self, trigger: TriggerCheckpoint, batch_size: int) -> list[bytes]:
         items = [make_ack(trigger, number, self.slot, self.workers) for number in range(self.vertices)]
         registered = self.registered
-        return [
-            codec.encode(AckBatch(registered.epoch, self.slot, registered.session, tuple(items[at : at + batch_size])))
+        batches = [
+            AckBatch(registered.epoch, self.slot, registered.session, tuple(items[at : at + batch_size]))
             for at in range(0, self.vertices, batch_size)
         ]
+        return [(codec.encode_msgpack(batch) if registered.msgpack else None) or codec.encode(batch) for batch in batches]
 
     def post_acks(self, bodies: list[bytes]) -> int:
         """Post bodies in turn; returns how many acknowledgements were accepted."""
-        answers = [codec.decode(self.post(f"/{self.slot}/acks", body), AckAnswers).answers for body in bodies]
+        kind = codec.MSGPACK_TYPE if self.registered.msgpack else codec.JSON_TYPE
+        answers = [codec.decode(self.post(f"/{self.slot}/acks", body, kind), AckAnswers).answers for body in bodies]
         return sum(answer is AckStatus.SUCCESS for each in answers for answer in each)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.api.errors import ForeignOriginError as ForeignOriginError
     from holdfast.api.errors import NoCounterpartError as NoCounterpartError
     from holdfast.api.errors import RemoteError as RemoteError
+    from holdfast.api.errors import UnsupportedMediaTypeError as UnsupportedMediaTypeError
     from holdfast.api.launch import Environment as Environment
     from holdfast.api.settings import NeverServedError as NeverServedError
     from holdfast.api.snapshots.maintenance import fsck as fsck
@@ -234,6 +235,7 @@ _EXPORTS = {
         "ForeignOriginError",
         "NoCounterpartError",
         "RemoteError",
+        "UnsupportedMediaTypeError",
     ),
     "holdfast.api.launch": ("Environment",),
     "holdfast.api.settings": ("NeverServedError",),

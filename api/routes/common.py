@@ -1,7 +1,7 @@
 """Parts that routes share: path parameters, the service behind them, request bodies, and answers encoded by msgspec.
 
-Bodies are bounded one by one and in total, decoded, and described for OpenAPI here. Content types are ignored: `curl -d` says form
-data and means JSON, as Flink's users do."""
+Bodies are bounded one by one and in total, decoded, and described for OpenAPI here. Content types are ignored but for
+acknowledgements: `curl -d` says form data and means JSON, as Flink's users do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 from fastapi import Depends, Path, Request, Response
 from pydantic import ValidationError
 
-from holdfast.api.errors import BodyTooLargeError, BusyError
+from holdfast.api.errors import BodyTooLargeError, BusyError, UnsupportedMediaTypeError
 from holdfast.api.flink import schemas
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.http.connection_budget import CallerKind
@@ -178,6 +178,24 @@ async def read_record(request: Request, kind: type[Record], limits: BodyLimits) 
         return await asyncio.get_running_loop().run_in_executor(request.app.state.decoding, decode)
 
 
+async def read_packed(request: Request, kind: type[Record], limits: BodyLimits) -> Record:
+    """As `read_record`, of JSON or msgpack by the request's content type; without one it is JSON.
+
+    Raises UnsupportedMediaTypeError for any other type before the body is read, BodyTooLargeError for more msgpack than
+    `codec.MSGPACK_BYTES_MAX`."""
+    content_type = request.headers.get("content-type", codec.JSON_TYPE)
+    match content_type.partition(";")[0].strip().lower():
+        case codec.JSON_TYPE:
+            return await read_record(request, kind, limits)
+        case codec.MSGPACK_TYPE:
+            packed = BodyLimits(min(limits.bytes_max, codec.MSGPACK_BYTES_MAX))
+            async with held_body(request, packed) as body:
+                return codec.decode_packed(body, kind)
+    shown = clip(content_type, NAME_BYTES_SHOWN_MAX)
+    text = f"the content type {shown!r} is not taken here: {codec.JSON_TYPE} and {codec.MSGPACK_TYPE} are"
+    raise UnsupportedMediaTypeError(text, content_type=shown)
+
+
 def parse_model(body: bytes | bytearray, model: type[Model]) -> Model:
     """Parse a request body of Flink's dialect; an empty body means `{}`. Raises InvalidConfigError, also for a name that is there
     twice: whichever value held, somebody meant the other."""
@@ -232,13 +250,15 @@ def _in_place(schema: Any, parts: dict[str, Any]) -> Any:
     return {name: _in_place(each, parts) for name, each in schema.items()}
 
 
-def describe_record(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """OpenAPI's description of a body of the worker protocol; the record itself is among the components."""
-    return _described({"$ref": REFERENCE.format(name=kind.__name__)}, required=True)
+def describe_record(kind: type[msgspec.Struct], *media_types: str) -> dict[str, Any]:
+    """OpenAPI's description of a body of the worker protocol, which is JSON, or of these types as well; the record itself is
+    among the components."""
+    return _described({"$ref": REFERENCE.format(name=kind.__name__)}, *media_types, required=True)
 
 
-def _described(schema: dict[str, Any], *, required: bool) -> dict[str, Any]:
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+def _described(schema: dict[str, Any], *media_types: str, required: bool) -> dict[str, Any]:
+    content = {media_type: {"schema": schema} for media_type in (codec.JSON_TYPE, *media_types)}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def describe_answer(kind: type[msgspec.Struct], media_type: str = "application/json") -> dict[str, Any]:

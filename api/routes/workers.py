@@ -33,9 +33,11 @@ from holdfast.api.routes.common import (
     describe_answer,
     describe_record,
     encoded,
+    read_packed,
     read_record,
 )
 from holdfast.api.routes.viewed import VIEWED
+from holdfast.barriers import codec
 from holdfast.barriers.messages import (
     AckAnswers,
     AckBatch,
@@ -230,8 +232,7 @@ async def register(request: Request, service: Service, job_id: JobId) -> Respons
         text = f"job {job_id} could not take slot {message.slot} within {REGISTRATION_TIMEOUT_S:.0f} s: try again"
         raise RecoveringError(text, job=job_id, slot=message.slot) from error
     prove(request.scope, CallerKind.WORKER)
-    members = _members(request)
-    return answer(msgspec.structs.replace(registered, members=members) if members else registered)
+    return answer(msgspec.structs.replace(registered, members=_members(request), msgpack=True))
 
 
 @router.post(
@@ -275,12 +276,15 @@ async def commands(
 @router.post(
     "/{slot}/acks",
     response_class=Response,
-    responses={200: describe_answer(AckAnswers)},
-    openapi_extra=describe_record(AckBatch),
+    responses={
+        200: describe_answer(AckAnswers),
+        415: {"model": schemas.Errors, "description": "Neither JSON nor msgpack"},
+    },
+    openapi_extra=describe_record(AckBatch, codec.MSGPACK_TYPE),
 )
 async def acks(request: Request, service: Service, job_id: JobId, slot: Slot) -> Response:
     """Acknowledgements and declines, answered item by item."""
-    batch = await read_record(request, AckBatch, ACKNOWLEDGEMENTS)
+    batch = await read_packed(request, AckBatch, ACKNOWLEDGEMENTS)
     _match("slot", batch.slot, slot)
     answers = await request.app.state.outcomes.of(service.acks_async(job_id, batch))
     prove(request.scope, CallerKind.WORKER)

@@ -21,7 +21,7 @@ from holdfast.statebackends.handles import (
     SegmentHandle,
     StateHandle,
 )
-from holdfast.statebackends.layout import shared_name, writer_of
+from holdfast.statebackends.layout import shared_name, shared_path, writer_of
 
 TaskStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 ResolvedStates = Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
@@ -156,8 +156,11 @@ def _offset_of(handle: FileHandle) -> int | None:
     return handle.offset if isinstance(handle, SegmentHandle) else None
 
 
+_SHARED = shared_path("")
+
+
 def _is_shared(part: StateHandle) -> bool:
-    return isinstance(part, PlaceholderHandle) or _name_of(part) is not None
+    return isinstance(part, PlaceholderHandle) or (isinstance(part, FileHandle) and part.path.startswith(_SHARED))
 
 
 def _name_of(part: StateHandle) -> str | None:

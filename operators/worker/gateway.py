@@ -5,8 +5,8 @@ large state, which may travel for longer than a worker may be silent. Heartbeats
 loop is. The gateway decides nothing: requests are the core's actions, answers are its events, and `leader_retrieval.py` chooses the
 next coordinator.
 
-Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token. One POST has one answer
-or one typed error."""
+Protocol: `/v1/jobs/{job}/workers`, records of holdfast.barriers.messages as JSON (codec.py), bearer token; acknowledgements as
+msgpack where the coordinator says that it takes it. One POST has one answer or one typed error."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ BLOCK_BYTES = 256 * 1024
 """Bytes of a body sent at a time. Each part has the time of a connect; sent whole, the body had it as a whole, and state of
 megabytes never arrived over a slow link."""
 
-REJECTED_STATUS = frozenset({400, 401, 403, 413, 422})
+REJECTED_STATUS = frozenset({400, 401, 403, 413, 415, 422})
 """Statuses that the same request will get again."""
-CONTENT_STATUS = frozenset({400, 413, 422})
+CONTENT_STATUS = frozenset({400, 413, 415, 422})
 """Statuses of these that depend on the content of the request, not on its sender."""
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """A deployment with inline state can be large; a longer line does not come from a coordinator."""
@@ -194,6 +194,8 @@ class CoordinatorHttp:
         self._pool = self._new_pool()
         self._said = ""
         """What was last logged of TLS."""
+        self._packs_at = ""
+        """URL of the coordinator that takes msgpack; empty: none is known to."""
         self.pause_max_ms = BACKOFF_MAX_MS
         """Longest pause before a request that failed is repeated; 0: the next coordinator was not asked yet."""
 
@@ -279,14 +281,38 @@ class CoordinatorHttp:
     def post(self, path: str, message: Any, kind: type[T] | None, timeout_s: float | None = None) -> T | None:
         """Post a message. Raises RefusedError, RejectedError, UnreachableError, or an error that may pass. `kind`: type of the
         answer's body; None ignores it."""
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S if timeout_s is None else timeout_s)
-        target, headers = self._target, self._headers
-        if target.unreachable_epoch:
-            headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
         try:
             body = codec.encode(message)
         except ProtocolError as error:
             raise RejectedError(error.message, error=error, content=True) from error
+        answer = self._send(path, body, {}, timeout_s)
+        return None if kind is None else codec.decode(answer.data, kind)
+
+    def learn_msgpack(self, *, is_taken: bool) -> None:
+        """Take over what a registration was told; on the control thread, as `failed`."""
+        self._packs_at = self._target.url if is_taken else ""
+
+    def post_acks(self, path: str, acks: AckBatch, timeout_s: float | None = None) -> AckAnswers:
+        """As `post`, of acknowledgements: msgpack where the coordinator takes it, and they are not too many for that.
+
+        One that refuses the content may be an older one, started anew in the place of the other: it gets the same as JSON."""
+        packed = codec.encode_msgpack(acks) if self._packs_at == self._target.url else None
+        if packed is not None:
+            try:
+                return codec.decode(self._send(path, packed, {"Content-Type": codec.MSGPACK_TYPE}, timeout_s).data, AckAnswers)
+            except RejectedError as error:
+                if not error.content:
+                    raise
+                self._packs_at = ""
+        answers = self.post(path, acks, AckAnswers, timeout_s)
+        assert answers is not None
+        return answers
+
+    def _send(self, path: str, body: bytes, beside: Mapping[str, str], timeout_s: float | None) -> urllib3.BaseHTTPResponse:
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S if timeout_s is None else timeout_s)
+        target, headers = self._target, {**self._headers, **beside}
+        if target.unreachable_epoch:
+            headers = {**headers, UNREACHABLE_HEADER: str(target.unreachable_epoch)}
         if len(body) > BLOCK_BYTES:
             headers = {**headers, "Content-Length": str(len(body))}
         sent = _blocks(body) if len(body) > BLOCK_BYTES else body
@@ -296,7 +322,7 @@ class CoordinatorHttp:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error, target.url) from error
         check_answer(answer.status, answer.headers, answer.data)
-        return None if kind is None else codec.decode(answer.data, kind)
+        return answer
 
     def stream(self, action: OpenStream) -> urllib3.BaseHTTPResponse:
         """Open a command stream, to be read by `lines`."""
@@ -555,7 +581,7 @@ class Gateway:
                     self._large_number, self._is_sending = self._large_number + 1, True
                     self._large.put((self._large_number, acks))
                     return None
-                return self._ask("acks", lambda: AcksAnswered(self._post(f"/{slot}/acks", acks, AckAnswers, timeout_s)))
+                return self._ask("acks", lambda: AcksAnswered(self._http.post_acks(f"/{slot}/acks", acks, timeout_s)))
             case PostStates(body=states):
                 return self._ask("states", lambda: self._send(f"/{slot}/states", states))
             case PostHeartbeat(session=session, attempt=attempt, bare=bare):
@@ -584,6 +610,7 @@ class Gateway:
     def _register(self, body: RegisterWorker) -> Event:
         registered = self._post("/register", body, Registered)
         self._http.learn(registered.members)
+        self._http.learn_msgpack(is_taken=registered.msgpack)
         return RegistrationAnswered(registered)
 
     def _post(self, path: str, message: Any, kind: type[T], timeout_s: float | None = None) -> T:
@@ -629,7 +656,7 @@ class Gateway:
                 continue  # the session registered again meanwhile and has posted these items itself
             asked = self._http.target
             try:
-                outcome: AckAnswers | HoldfastError = self._post(f"/{self._identity.slot}/acks", acks, AckAnswers)
+                outcome: AckAnswers | HoldfastError = self._http.post_acks(f"/{self._identity.slot}/acks", acks)
             except HoldfastError as error:
                 outcome = error
             except Exception as error:  # without a sender nothing would be acknowledged any more, while heartbeats went on

@@ -23,6 +23,8 @@ from tests.api.fakes import JOB, SOURCE, TOKEN, FakeCoordinator, Served, serving
 
 WORKERS = f"/v1/jobs/{JOB}/workers"
 ACKS = codec.encode(AckBatch(1, 0, "s1", (DeclineCheckpoint(1, 6, SOURCE, 0, FailureReason.DECLINED, "no"),)))
+PACKED = codec.encode_msgpack(AckBatch(1, 0, "s1", (DeclineCheckpoint(1, 6, SOURCE, 0, FailureReason.DECLINED, "no"),))) or b""
+AS_MSGPACK = {"Content-Type": codec.MSGPACK_TYPE}
 BEAT = codec.encode(Heartbeat(0, "s1", 1))
 STATES = b'{"epoch":1,"slot":0,"session":"s1","states":[]}'
 
@@ -61,6 +63,13 @@ def requests(worker: str, foreign: str, viewer: str) -> dict[str, Asked]:
             "/0/acks", token=None, headers={"Authorization": basic(TOKEN), "Origin": "http://evil.example"}
         ),
         "a cookie": Asked("/0/acks", token=None, headers={"Cookie": "holdfast-1=x", "Origin": "http://evil.example"}),
+        "packed": Asked("/0/acks", PACKED, headers=AS_MSGPACK),
+        "packed, with a parameter": Asked("/0/acks", PACKED, headers={"Content-Type": "Application/MsgPack; v=1"}),
+        "json, with a charset": Asked("/0/acks", headers={"Content-Type": "application/json; charset=utf-8"}),
+        "another type": Asked("/0/acks", headers={"Content-Type": "text/plain"}),
+        "form data": Asked("/0/acks", headers={"Content-Type": "application/x-www-form-urlencoded"}),
+        "packed for another slot": Asked("/1/acks", PACKED, headers=AS_MSGPACK),
+        "packed, cut off": Asked("/0/acks", PACKED[:-1], headers=AS_MSGPACK),
         "malformed": Asked("/0/acks", b"{"),
         "deep": Asked("/0/acks", b"[" * 100_000),
         "too large": Asked("/0/acks", b" " * 200_001),
@@ -137,6 +146,59 @@ def test_what_workers_post_again_and_again_is_served_directly(
     assert passed == []
     ask(coordinator, served, asked["a slot of zeros"])
     assert len(passed) == 1
+
+
+UNKNOWN = b"\xa1x"
+"""A field that the record does not have, whose value is skipped."""
+
+REFUSED: dict[str, tuple[str | None, bytes, int, str]] = {
+    "a type of its own": ("application/x-holdfast", ACKS, 415, "application/x-holdfast"),
+    "form data": ("application/x-www-form-urlencoded", ACKS, 415, "form"),
+    "an empty type": ("", ACKS, 415, "content type"),
+    "two types": ("application/json, application/msgpack", ACKS, 415, "content type"),
+    "a long type": ("x" * 5_000, ACKS, 415, "content type"),
+    "an unknown type before its body": ("text/plain", b"[" * 150_000, 415, "text/plain"),
+    "json as msgpack": (codec.MSGPACK_TYPE, ACKS, 400, "AckBatch"),
+    "msgpack as json": (codec.JSON_TYPE, PACKED, 400, "AckBatch"),
+    "msgpack without a type": (None, PACKED, 400, "AckBatch"),
+    "nothing": (codec.MSGPACK_TYPE, b"", 400, "AckBatch"),
+    "cut off": (codec.MSGPACK_TYPE, PACKED[:-1], 400, "AckBatch"),
+    "more behind it": (codec.MSGPACK_TYPE, PACKED + b"\x00", 400, "AckBatch"),
+    "no record": (codec.MSGPACK_TYPE, b"\x90", 400, "AckBatch"),
+    "no text": (codec.MSGPACK_TYPE, PACKED.replace(b"\xa2s1", b"\xa2\xff\xff"), 400, "AckBatch"),
+    "an unknown tag": (codec.MSGPACK_TYPE, PACKED.replace(b"decline", b"declinf", 1), 400, "items[0]"),
+    "an array of four milliards": (codec.MSGPACK_TYPE, b"\x81\xa5items\xdd" + b"\xff" * 4, 400, "AckBatch"),
+    "bytes of four milliards": (codec.MSGPACK_TYPE, b"\x81" + UNKNOWN + b"\xc6" + b"\xff" * 4, 400, "AckBatch"),
+    "a map of four milliards": (codec.MSGPACK_TYPE, b"\xdf" + b"\xff" * 4, 400, "AckBatch"),
+    "deep": (codec.MSGPACK_TYPE, b"\x81" + UNKNOWN + b"\x91" * 100_000, 400, "AckBatch"),
+    "too large": (codec.MSGPACK_TYPE, b"\x90" * 200_001, 413, "200000"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_acknowledgement_is_named_and_reaches_nobody(
+    limited: tuple[FakeCoordinator, Served, dict[str, Asked]], case: str
+) -> None:
+    """And the next one on the same connection is taken."""
+    coordinator, served, _ = limited
+    content_type, body, status, named = REFUSED[case]
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answered, told, data, calls = ask(coordinator, served, Asked("/0/acks", body, headers=headers))
+    kind = {400: "ProtocolError", 413: "BodyTooLargeError", 415: "UnsupportedMediaTypeError"}[status]
+    assert (answered, told["x-holdfast-error"], calls) == (status, kind, [])
+    assert named in json.loads(data)["errors"][0]
+    assert ask(coordinator, served, Asked("/0/acks", PACKED, headers=AS_MSGPACK))[0] == 200
+
+
+def test_both_encodings_reach_the_coordinator_as_one_and_the_same(
+    limited: tuple[FakeCoordinator, Served, dict[str, Asked]],
+) -> None:
+    coordinator, served, _ = limited
+    packed = ask(coordinator, served, Asked("/0/acks", PACKED, headers=AS_MSGPACK))
+    assert packed[0] == 200
+    reached = list(packed[3])
+    assert reached
+    assert reached == ask(coordinator, served, Asked("/0/acks", ACKS))[3]
 
 
 def test_direct_routes_are_the_described_ones() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.barriers.codec import decode, encode
+from holdfast.barriers.codec import MSGPACK_BYTES_MAX, decode, decode_packed, encode, encode_msgpack
 from holdfast.barriers.jobgraph import (
     JobConfig,
     JobEdge,
@@ -52,6 +55,8 @@ from holdfast.statebackends.handles import (
     KeyGroupRange,
     OperatorListHandle,
     OperatorSubtaskState,
+    PlaceholderHandle,
+    SegmentHandle,
     StateMeta,
 )
 
@@ -139,3 +144,69 @@ def test_every_message_both_ways(message: Any) -> None:
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     assert decode(b'{"epoch": 1, "answers": ["SUCCESS"], "mood": "good"}', AckAnswers) == AckAnswers(1, (AckStatus.SUCCESS,))
+
+
+STATE_META = StateMeta("s", "operator_list", "bytes")
+NUMBERS = st.integers(0, 2**53)
+TIMES = st.floats(0, 2**53)
+TEXTS = st.text(max_size=20)
+PARTS = st.one_of(
+    st.builds(FileHandle, TEXTS, NUMBERS, TEXTS),
+    st.builds(SegmentHandle, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS),
+    st.builds(InlineHandle, st.binary(max_size=40)),
+    st.builds(PlaceholderHandle, TEXTS, NUMBERS, st.none() | NUMBERS),
+)
+METAS = st.builds(StateMeta, TEXTS, TEXTS, TEXTS, st.none() | TEXTS)
+KEYED = st.builds(
+    KeyedStateHandle,
+    st.builds(KeyGroupRange, NUMBERS, NUMBERS),
+    TEXTS,
+    st.lists(METAS, max_size=3).map(tuple),
+    st.lists(PARTS, max_size=3).map(tuple),
+)
+STATES = st.builds(
+    OperatorSubtaskState,
+    keyed=st.lists(KEYED, max_size=3).map(tuple),
+    operator=st.lists(st.builds(OperatorListHandle, METAS, PARTS, NUMBERS), max_size=3).map(tuple),
+)
+ACKS = st.builds(
+    AcknowledgeCheckpoint,
+    NUMBERS,
+    NUMBERS,
+    TEXTS,
+    NUMBERS,
+    st.dictionaries(TEXTS, STATES, max_size=3),
+    st.builds(CheckpointMetrics, TIMES, TIMES, TIMES, TIMES, NUMBERS),
+)
+DECLINES = st.builds(DeclineCheckpoint, NUMBERS, NUMBERS, TEXTS, NUMBERS, st.sampled_from(FailureReason), TEXTS)
+
+
+@given(st.builds(AckBatch, NUMBERS, NUMBERS, TEXTS, st.lists(ACKS | DECLINES, max_size=3).map(tuple)))
+def test_json_and_msgpack_say_the_same(batch: AckBatch) -> None:
+    packed = encode_msgpack(batch)
+    assert packed is not None
+    assert decode_packed(packed, AckBatch) == decode(encode(batch), AckBatch) == batch
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_a_protocol_error(body: bytes) -> None:
+    found: AckBatch | None = None
+    with contextlib.suppress(ProtocolError):  # any other exception fails the test
+        found = decode_packed(body, AckBatch)
+    assert found is None or decode_packed(encode_msgpack(found) or b"", AckBatch) == found
+
+
+def test_numbers_that_json_does_not_have_are_none_of_msgpack_either() -> None:
+    for number in (float("nan"), float("inf"), -1.0):
+        ack = AcknowledgeCheckpoint(1, 1, "v", 0, {}, CheckpointMetrics(number))
+        packed = encode_msgpack(AckBatch(1, 0, "s", (ack,)))
+        assert packed is not None
+        with pytest.raises(ProtocolError, match="alignment_duration_ms"):
+            decode_packed(packed, AckBatch)
+
+
+def test_what_is_too_large_is_not_packed_and_not_unpacked() -> None:
+    state = OperatorSubtaskState(operator=(OperatorListHandle(STATE_META, InlineHandle(b"x" * MSGPACK_BYTES_MAX), 1),))
+    assert encode_msgpack(AckBatch(1, 0, "s", (AcknowledgeCheckpoint(1, 1, "v", 0, {"u": state}),))) is None
+    with pytest.raises(ProtocolError, match="bytes of msgpack"):
+        decode_packed(b"\x90" * (MSGPACK_BYTES_MAX + 1), AckBatch)

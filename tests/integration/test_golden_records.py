@@ -4,6 +4,7 @@ Regenerate with HOLDFAST_GOLDEN=1 after a deliberate change, which needs an ADR 
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -163,6 +164,27 @@ def test_records_are_written_as_they_always_were() -> None:
 def test_records_of_version_1_are_read(name: str) -> None:
     stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, msgspec.Raw])
     assert codec.decode(bytes(stored[name]), type(RECORDS[name])) == RECORDS[name]
+
+
+PACKED = {name: RECORDS[name] for name in ("acks", "increment")}
+GOLDEN_PACKED = GOLDEN.with_name("acks_msgpack_v1.json")
+"""Bodies as msgpack, in hexadecimal digits."""
+
+
+def test_acknowledgements_are_packed_as_they_always_were() -> None:
+    packed = {name: codec.encode_msgpack(record) for name, record in PACKED.items()}
+    text = json.dumps({name: body.hex() for name, body in packed.items() if body is not None}, indent=1) + "\n"
+    if os.environ.get("HOLDFAST_GOLDEN"):
+        GOLDEN_PACKED.write_text(text)
+    assert text == GOLDEN_PACKED.read_text()
+    stored = json.loads(text)
+    assert {name: codec.decode_packed(bytes.fromhex(stored[name]), AckBatch) for name in PACKED} == PACKED
+
+
+def test_a_coordinator_of_an_older_version_takes_json_alone() -> None:
+    stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, dict[str, object]])["registered"]
+    stored.pop("msgpack")
+    assert not codec.decode(msgspec.json.encode(stored), Registered).msgpack
 
 
 def test_records_from_before_settings_could_be_changed_are_read() -> None:

@@ -109,6 +109,12 @@ class FakeCoordinator:
         self.heartbeat_interval_ms = 50
         self.members: tuple[str, ...] = ()
         """Named in answers to heartbeats."""
+        self.takes_msgpack = False
+        """As an older version, it says nothing of msgpack and refuses it, unless set."""
+        self.says_msgpack: bool | None = None
+        """What it says of it; None: what is so."""
+        self.ack_types: list[str] = []
+        """Content types of requests with acknowledgements, refused ones, too."""
         self.closing = threading.Event()
         handler = self._handler()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -133,9 +139,12 @@ class FakeCoordinator:
         match path:
             case "register":
                 self.requests.append((path, codec.decode(body, RegisterWorker)))
-                return Registered(self.epoch, self.session, self.attempt, None, 0, (), self.heartbeat_interval_ms, 50_000)
+                said = self.takes_msgpack if self.says_msgpack is None else self.says_msgpack
+                answer = Registered(self.epoch, self.session, self.attempt, None, 0, (), self.heartbeat_interval_ms, 50_000)
+                return msgspec.structs.replace(answer, msgpack=said)
             case "acks":
-                batch = codec.decode(body, AckBatch)
+                is_packed = self.ack_types[-1] == codec.MSGPACK_TYPE
+                batch = (codec.decode_packed if is_packed else codec.decode)(body, AckBatch)
                 self.requests.append((path, batch))
                 return AckAnswers(self.epoch, (AckStatus.SUCCESS,) * len(batch.items))
             case "answers":
@@ -168,6 +177,10 @@ class FakeCoordinator:
                     fake.held.wait(DEADLINE_S)
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 status, kind = fake.refuse.get(name, (200, "")) if fake.leader is None else (503, "NotLeaderError")
+                if name == "acks":
+                    fake.ack_types.append(self.headers["Content-Type"])
+                    if status == 200 and fake.ack_types[-1] == codec.MSGPACK_TYPE and not fake.takes_msgpack:
+                        status, kind = 400, "ProtocolError"
                 if status != 200:
                     fake.refused.append(name)
                 data = codec.encode(fake.answer(name, body)) if status == 200 else b'{"errors": ["refused"]}'
@@ -252,6 +265,47 @@ def test_acks_and_states_are_answered(fake: FakeCoordinator, client: Client) -> 
     client.gateway.report(SubtaskStatus(0, "v", 0, TaskState.RUNNING))
     eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
     eventually(lambda: [len(batch.subtasks) for batch in fake.of("states")] == [1], "the state")
+
+
+def test_acks_are_packed_where_the_coordinator_says_that_it_takes_it(fake: FakeCoordinator) -> None:
+    fake.takes_msgpack = True
+    client = Client(fake.url)
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0)
+    client.gateway.report(ack)
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
+    assert fake.ack_types == [codec.MSGPACK_TYPE]
+    client.gateway.close()
+
+
+def test_acks_are_json_for_a_coordinator_that_says_nothing_of_msgpack(fake: FakeCoordinator) -> None:
+    client = Client(fake.url)
+    ack = AcknowledgeCheckpoint(0, 1, "v", 0)
+    client.gateway.report(ack)
+    eventually(lambda: [batch.items for batch in fake.of("acks")] == [(ack,)], "the ack")
+    assert fake.ack_types == [codec.JSON_TYPE]
+    client.gateway.close()
+
+
+@pytest.mark.parametrize("size", [1, BLOCK_BYTES + 1])
+def test_an_older_coordinator_in_the_place_of_a_newer_one_loses_no_ack(fake: FakeCoordinator, size: int) -> None:
+    """It is asked once, by the control thread or the sender, gets the same as JSON, and after that nothing but JSON."""
+    fake.says_msgpack = True
+    client = Client(fake.url)
+    for checkpoint_id in (1, 2):
+        ack = large_ack(checkpoint_id, size)
+        client.gateway.report(ack)
+        eventually(lambda ack=ack: [each.items for each in fake.of("acks")][-1:] == [(ack,)], "the ack")  # type: ignore[misc]
+    assert fake.ack_types == [codec.MSGPACK_TYPE, codec.JSON_TYPE, codec.JSON_TYPE]
+    client.gateway.close()
+
+
+def test_acks_that_are_too_large_to_be_packed_are_json(fake: FakeCoordinator) -> None:
+    fake.takes_msgpack = True
+    client = Client(fake.url)
+    client.gateway.report(large_ack(1, codec.MSGPACK_BYTES_MAX))
+    eventually(lambda: fake.of("acks"), "the ack")
+    assert fake.ack_types == [codec.JSON_TYPE]
+    client.gateway.close()
 
 
 class Answers(Answering):
