@@ -154,7 +154,7 @@ def test_it_grows_back_from_the_floor_within_five_periods(
         channel.starve(pause_s)
         if not pause_s:
             channel.budget.readable(channel.now_s)
-    assert channel.budget.allocated_bytes >= 0.6 * wanted  # the fifth look may be due just behind, and a fifth is not announced
+    assert channel.budget.allocated_bytes >= 0.75 * wanted
 
 
 def test_slices_that_cost_much_by_themselves_are_not_made_small() -> None:
