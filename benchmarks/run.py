@@ -1,5 +1,7 @@
 """`make bench`: runs the workloads, prints a table for each, and saves all figures as JSON in benchmarks/results/.
 
+A suite that fails is named at the end; the others run all the same.
+
 python -m benchmarks.run [--only w1,w3] [--quick] [--scale 0.1]
 """
 
@@ -13,6 +15,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -438,19 +441,32 @@ def main() -> int:
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "at": time.strftime("%Y-%m-%dT%H:%M:%S"),
     }
-    bench = Bench(scale=args.scale)
-    try:
-        for name in names:
-            results[name] = SUITES[name](bench, args.quick)
-            show(console, f"{name}: {SUITES[name].__doc__}", results[name])
-    finally:
-        bench.close()
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(results, indent=1))
+    bench = Bench(scale=args.scale)
+    try:
+        failed = [name for name in names if not _ran(name, bench, args.quick, results, console, path)]
+    finally:
+        bench.close()
     console.print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    return 1 if any(row.get("met") == FAILED for row in results.get("connectors", ())) else 0
+    if failed:
+        console.print(f"failed: {', '.join(failed)}")
+    return 1 if failed or any(row.get("met") == FAILED for row in results.get("connectors", ())) else 0
+
+
+def _ran(name: str, bench: Bench, quick: bool, results: dict[str, Any], console: Console, path: Path) -> bool:
+    """Run one suite, and save what there is: one that fails, or takes for ever, costs no figure of those before it."""
+    try:
+        results[name] = SUITES[name](bench, quick)
+        show(console, f"{name}: {SUITES[name].__doc__}", results[name])
+    except Exception as error:
+        traceback.print_exc()
+        results[name] = [{"failed": f"{type(error).__name__}: {error}"}]
+        return False
+    finally:
+        path.write_text(json.dumps(results, indent=1))
+    return True
 
 
 if __name__ == "__main__":
