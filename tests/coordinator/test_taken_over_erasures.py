@@ -19,6 +19,7 @@ from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpo
 from holdfast.coordinator.ha.records import ClaimRecord, OwnerRecord, decode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.erasures import find_older
+from holdfast.coordinator.ownership.labels import DRILLED
 from holdfast.coordinator.restore.plan import derive_setup
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.layout import JobPaths
@@ -44,17 +45,17 @@ def open_service(tmp_path: Path) -> Iterator[Open]:
         service.close()
 
 
-def erased(service: CoordinatorService, *, labelled: bool = False) -> tuple[Crew, int]:
-    """A job with older checkpoints, one of which a user has labelled, and the id of the one at whose cut a key left it."""
+def erased(service: CoordinatorService, *, label: str = "") -> tuple[Crew, int]:
+    """A job with older checkpoints, one of which may have a label, and the id of the one at whose cut a key left it."""
     graph = word_count(checkpoint_interval_ms=20, retained_checkpoints=5)
     accepted = service.submit(submission(graph))
     crew = Crew(service, accepted.job_id, accepted.slots)
     crew.register()
     crew.until_completed(3)
-    if labelled:
+    if label:
         newest = service.checkpoints(crew.job_id).latest_completed
         assert newest is not None
-        service.add_label(crew.job_id, newest.checkpoint_id, "mine")
+        service.add_label(crew.job_id, newest.checkpoint_id, label)
     trigger = service.erase_key(crew.job_id, ERASURE)
     crew.until(lambda: not service.trigger_status(crew.job_id, trigger).in_progress, what="the erasure")
     found = service.trigger_status(crew.job_id, trigger)
@@ -148,7 +149,7 @@ def test_the_next_leader_knows_of_an_erasure_whose_checkpoint_is_gone(open_servi
 def test_a_labelled_older_one_goes_with_its_label_though_the_one_that_erased_is_gone(open_service: Open, tmp_path: Path) -> None:
     """Whichever leads by then, and however many retention would keep."""
     service = open_service()
-    crew, number = erased(service, labelled=True)
+    crew, number = erased(service, label="mine")
     crew.until(lambda: number not in recorded(tmp_path, crew.job_id).checkpoints, what="retention drops the one that erased")
     service.close()
     (kept,) = older(tmp_path, crew.job_id, number).values()
@@ -161,6 +162,18 @@ def test_a_labelled_older_one_goes_with_its_label_though_the_one_that_erased_is_
     assert labelled not in {drop.checkpoint_id for drop in store.take_drops()}
     store.note_labels(labelled, labelled=False)
     assert [drop.checkpoint_id for drop in store.take_drops()] == [labelled]
+
+
+def test_an_older_one_goes_as_soon_as_its_drill_has_ended(open_service: Open, tmp_path: Path) -> None:
+    service, drilling = open_service(), f"drilling{'0f' * 8}"
+    crew, number = erased(service, label=drilling)
+
+    def reasons() -> set[str]:
+        return set(older(tmp_path, crew.job_id, number).values())
+
+    wait_until(lambda: reasons() == {DRILLED}, pause, timeout_s=30, what="the others' drops")
+    service.remove_label(crew.job_id, drilling)
+    wait_until(lambda: not older(tmp_path, crew.job_id, number), pause, timeout_s=30, what="the drop of the one that was drilled")
 
 
 def test_a_claim_says_nothing_of_ids_above_its_own(open_service: Open, tmp_path: Path) -> None:
