@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import msgspec
 import urllib3
 
+from holdfast.api.access.issued import check_token_id
 from holdfast.api.errors import ConnectionLostError, decode_error
 from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_urls
@@ -367,7 +368,8 @@ class RestClient:
         return _decode(lambda: [dict(each) for each in answer["tokens"]], self.url)
 
     def revoke_token(self, token_id: str) -> None:
-        """Raises NotFoundError for a token that is unknown, or revoked already."""
+        """Raises NotFoundError for a token that is unknown, or revoked already; InvalidConfigError for what is no id."""
+        check_token_id(token_id)  # before it is sent: it may be a token itself, and paths are logged
         self._call("DELETE", f"/v1/tokens/{urllib.parse.quote(token_id, safe='')}")
 
     # ------------------------------------------------------------------------------------------------------ plumbing

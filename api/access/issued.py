@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.api.access.roles import ANY_JOB, Caller, Role
+from holdfast.barriers.messages import clip
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import TOKENS_FOLDER, token_path
@@ -33,6 +34,7 @@ _TOKEN_ID = re.compile(r"[0-9a-f]{16}")
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _RECORD_BYTES_MAX = 4_096
+_SHOWN_CHARACTERS_MAX = 64
 
 _ISSUABLE = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -74,6 +76,19 @@ def is_token_id(text: str) -> bool:
     return _TOKEN_ID.fullmatch(text) is not None
 
 
+def check_token_id(given: str) -> str:
+    """The id. Raises InvalidConfigError for a text that is none; of a token given in its place only the id is shown."""
+    if is_token_id(given):
+        return given
+    form = "the id of a token is 16 digits 0-9 and a-f, as `holdfast token list` shows it"
+    if is_issued(given):
+        token_id = token_id_of(given)
+        own = f" ({token_id})" if is_token_id(token_id) else ""
+        text = f"{form}: this is a token itself, whose id is its part between the underlines{own}"
+        raise InvalidConfigError(text, setting="token")
+    raise InvalidConfigError(f"{form}: {clip(given, _SHOWN_CHARACTERS_MAX)!r} is none", setting="token")
+
+
 def matches(record: TokenRecord, token: str) -> bool:
     """Whether a token is that of the record, compared in constant time."""
     secret = token.removeprefix(_PREFIX).partition("_")[2]
@@ -112,10 +127,11 @@ def store_token(record: TokenRecord) -> Flow[None]:
 
 
 def revoke_token(token_id: str) -> Flow[None]:
-    """Raises NotFoundError where there is no such token, or it is revoked already."""
+    """Raises NotFoundError where there is no such token, or it is revoked already; InvalidConfigError for what is no id."""
+    check_token_id(token_id)
     known = f"{token_id}.json" in (yield ListFolder(TOKENS_FOLDER))
     if not known:
-        raise NotFoundError(f"there is no token {token_id[:64]!r}")
+        raise NotFoundError(f"there is no token {token_id!r}")
     yield DeleteFile(token_path(token_id))
 
 

@@ -31,6 +31,8 @@ from holdfast.coordinator.ha.records import LabelRecord, SavepointRecord, decode
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import erase_history
+from holdfast.coordinator.ownership.erasures import GIVEN
+from holdfast.coordinator.ownership.labels import derive_keeping, find_keeping
 from holdfast.statebackends.errors import (
     CorruptStateError,
     ForgetError,
@@ -345,11 +347,16 @@ class ForgetCall:
         completed = [each for each in job.with_fact(CheckpointFact.COMPLETED) if not isinstance(each.decision, SavepointRecord)]
         starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
         refused = run_flow(erase_checkpoints(self._job_id, starter), self._storage)
+        left = run_flow(read_job(self._paths), self._storage) if refused else job
+        labels = run_flow(find_keeping(left), self._storage) if refused else {}
         for entry in completed:
-            if entry.checkpoint_id in refused:
-                self._kept[self._location(entry)] = "another job has claimed it, or a label keeps it"
-            else:
+            number = entry.checkpoint_id
+            if number not in refused:
                 self._deleted.append(self._location(entry))
+            elif number in labels:
+                self._kept[self._location(entry)] = derive_keeping(labels[number])
+            else:
+                self._kept[self._location(entry)] = GIVEN if number in left.given or entry.owner else "it is there still: ask again"
         for place in self._found(job):
             if result is None or place != result.location:
                 self._delete_savepoint(place)

@@ -12,7 +12,7 @@ from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCa
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.ownership.erasures import find_older
+from holdfast.coordinator.ownership.erasures import PASSING, find_older
 from holdfast.statebackends.errors import ForgetError
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
@@ -21,7 +21,7 @@ from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.port import run_flow
 
 DROPS_SECONDS_MAX = 60.0
-"""How long the leader may take to drop older checkpoints."""
+"""How long the leader may take to drop older checkpoints, and drills of them to end."""
 _POLL_S = 0.2
 
 NOT_COVERED_LIVE = {
@@ -137,10 +137,11 @@ class _RunningForget(ForgetCall):
     # ------------------------------------------------------------------------------------------------------------ older
 
     def _await_drops(self) -> None:
-        """Until the leader has deleted all older checkpoints, or the time is up: what is left then is named."""
+        """Until the leader has deleted all older checkpoints, those included that drills read, or the time is up: what is left then
+        is named."""
         until_s = time.monotonic() + self._drops_seconds_max
         while left := run_flow(find_older(self._paths, self._erased_at), self._storage):
-            if all(left.values()) or time.monotonic() >= until_s:
+            if not PASSING.intersection(left.values()) or time.monotonic() >= until_s:
                 self._kept |= {f"{self._root}/{path}": why or "it is still there: ask again" for path, why in left.items()}
                 return
             time.sleep(_POLL_S)

@@ -24,6 +24,8 @@ class WriteClaim(msgspec.Struct, frozen=True):
     request: CheckpointRequest
     folder: str
     attempt: int
+    erased_below: int = 0
+    """Checkpoints below this id may hold a key that a completed one erased; 0: none has."""
 
 
 class TriggerHook(msgspec.Struct, frozen=True):

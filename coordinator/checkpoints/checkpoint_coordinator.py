@@ -400,7 +400,7 @@ class CheckpointCoordinator:
         )
         if request.ends_job:
             self._ending = number
-        self._turn.out.append(actions.WriteClaim(number, request, folder, self._attempt))
+        self._turn.out.append(actions.WriteClaim(number, request, folder, self._attempt, self._completed.erased_below))
 
     def _refusal(self, request: CheckpointRequest) -> FailureReason | None:
         """Why a request takes no id now. While the checkpoint that ends the job is pending, only plain savepoints are triggered.

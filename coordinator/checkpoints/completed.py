@@ -58,8 +58,8 @@ class CompletedCheckpointStore:
 
         `restored_id`: the snapshot that the job was restored from, kept beyond the limit until a newer one completes; 0: none.
         `increment_base`: the same id if it is a checkpoint in this job's own directory, whose files its tasks know; else 0.
-        `first_checkpoint_id`: ids from here on are of this submission. `erased_below`: an earlier leader has seen a checkpoint of
-        this id complete at whose cut a key was erased; 0: none."""
+        `first_checkpoint_id`: ids from here on are of this submission. `erased_below`: as the property, from
+        an earlier leader."""
         self.shared_state = SharedStateRegistry()
         self._retention = retention if isinstance(retention, Retention) else Retention(retention)
         self._is_over = False
@@ -115,6 +115,11 @@ class CompletedCheckpointStore:
             return None
         number = newest.checkpoint_id
         return number if number >= self._first_checkpoint_id or number == self._increment_base else None
+
+    @property
+    def erased_below(self) -> int:
+        """Id of the newest completed checkpoint at whose cut a key was erased, whether it is still there or not; 0: none."""
+        return self._erased_below
 
     def retain_bases(self, bases: frozenset[int]) -> None:
         """Set the bases of the increments under way: they stay beyond the limit."""

@@ -153,6 +153,7 @@ class StorageEffects:
             created_ms=self._wall_ms(),
             native=request.native,
             erases=request.erasure is not None,
+            erased_below=action.erased_below,
         )
         try:
             if request.is_savepoint:

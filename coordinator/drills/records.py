@@ -15,6 +15,8 @@ PROBLEMS_MAX = 20
 """Problems of one drill that are told one by one; all are counted."""
 PROBLEMS_RECORDED_MAX = 5
 PROBLEM_CHARS_MAX = 1_000
+RETRY_MS = 60_000
+"""Pause behind a drill that found nothing out; doubled with each further one, up to the interval of scheduled drills."""
 
 
 class DrillState(StrEnum):
@@ -130,11 +132,23 @@ def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView],
     """Whether the newest checkpoint is to be drilled now.
 
     `newest_id`: of the newest completed one, -1: none. `started_ms`: when the job began here, before which no drill can have been
-    due. The same checkpoint is drilled again only if nothing was found out about it; a clock that went back costs one drill."""
+    due. The same checkpoint is drilled again only if nothing was found out about it; a clock that went back costs one drill. Behind
+    an error the pause is `retry_pause_ms`: storage that failed for a minute would leave a daily drill out for a day."""
     if interval_ms is None or newest_id < 0 or any(drill.state is DrillState.RUNNING for drill in drills):
         return False
     last = max(drills, key=lambda drill: drill.started_ms, default=None)
     if last is not None and last.checkpoint_id == newest_id and last.state is not DrillState.ERROR:
         return False
     since_ms = last.started_ms if last is not None else started_ms
-    return now_ms - since_ms >= interval_ms or now_ms < since_ms
+    return now_ms - since_ms >= retry_pause_ms(interval_ms, drills) or now_ms < since_ms
+
+
+def retry_pause_ms(interval_ms: int, drills: Sequence[DrillView]) -> int:
+    """From the beginning of the newest drill to that of the next one on schedule: RETRY_MS doubled with each further error in a
+    row, at most the interval; the interval if the newest one found something out."""
+    errors = 0
+    for drill in sorted(drills, key=lambda each: each.started_ms, reverse=True):
+        if drill.state is not DrillState.ERROR:
+            break
+        errors += 1
+    return min(interval_ms, RETRY_MS << (errors - 1)) if errors else interval_ms

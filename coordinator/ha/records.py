@@ -198,6 +198,9 @@ class ClaimRecord(msgspec.Struct, frozen=True):
     """A savepoint in the state backend's own files."""
     erases: bool = False
     """A key leaves the state at its cut, which nobody records: complete, it is to be the oldest one."""
+    erased_below: int = 0
+    """Id of the newest completed checkpoint that `erases`, as its leader knew when it took this id: what is older is to go, also
+    when that one has been dropped. 0: none; claims of older versions say nothing."""
 
 
 class AbortRecord(msgspec.Struct, frozen=True, tag=DecisionTag.ABORTED.value, tag_field="decision"):

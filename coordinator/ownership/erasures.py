@@ -3,14 +3,19 @@ that a certificate rests on what is there, and not on what somebody did."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.store import read_job
-from holdfast.coordinator.ownership.labels import find_kept
+from holdfast.coordinator.ownership.labels import DRILLED, derive_keeping, find_keeping
 from holdfast.statebackends.layout import JobPaths, parse_checkpoint_name, writer_of
 from holdfast.statebackends.storage.port import Flow, ListFiles, ListFolder
+
+GIVEN = "another job has claimed it"
+SHARED_BY_DRILLED = "a checkpoint refers to it that a drill reads: ask again when the drill has ended"
+PASSING = frozenset({"", DRILLED, SHARED_BY_DRILLED})
+"""What `find_older` gives of what goes by itself, soon or when a drill has ended."""
 
 
 def find_older(paths: JobPaths, checkpoint_id: int) -> Flow[dict[str, str]]:
@@ -18,20 +23,25 @@ def find_older(paths: JobPaths, checkpoint_id: int) -> Flow[dict[str, str]]:
 
     Registers of savepoints stay: their state is in folders of their own."""
     job = yield from read_job(paths)
-    labelled = yield from find_kept(job)
+    labels = yield from find_keeping(job)
     names: list[str] = yield ListFolder(job.job_id)
     files: dict[int, list[str]] = {}
     for name in names:
         number = parse_checkpoint_name(name.rstrip("/"))
         if number is not None and number < checkpoint_id:
             files[number] = yield ListFiles(f"{job.job_id}/{name.rstrip('/')}")
-    return derive_older(paths, job, labelled, files, checkpoint_id)
+    return derive_older(paths, job, labels, files, checkpoint_id)
 
 
 def derive_older(
-    paths: JobPaths, job: RecordedJob, labelled: Collection[int], files: Mapping[int, Sequence[str]], checkpoint_id: int
+    paths: JobPaths,
+    job: RecordedJob,
+    labels: Mapping[int, Sequence[str]],
+    files: Mapping[int, Sequence[str]],
+    checkpoint_id: int,
 ) -> dict[str, str]:
-    """As `find_older`. `labelled`: ids that labels keep; `files`: those in the folder of each older id."""
+    """As `find_older`. `labels`: those that keep ids, as `find_keeping` gives them; `files`: those in the folder of each older
+    id."""
     found: dict[str, str] = {}
     for number, listed in files.items():
         entry = job.checkpoints.get(number)
@@ -40,9 +50,10 @@ def derive_older(
         is_claim_alone = entry is not None and entry.decision is None and all(map(_is_record, listed))
         if listed and not is_claim_alone:
             is_given = number in job.given or (entry is not None and bool(entry.owner))
-            why = "another job has claimed it" if is_given else "a label keeps it" if number in labelled else ""
+            why = GIVEN if is_given else derive_keeping(labels[number]) if number in labels else ""
             found[paths.checkpoint(number)] = why
-    held = "a checkpoint that is kept refers to it" if any(found.values()) else ""
+    kept = set(found.values()) - {""}
+    held = "" if not kept else SHARED_BY_DRILLED if kept == {DRILLED} else "a checkpoint that is kept refers to it"
     return found | {f"{paths.shared}/{name}": held for name in job.shared if (writer_of(name) or 0) < checkpoint_id}
 
 

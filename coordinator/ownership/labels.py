@@ -407,8 +407,31 @@ def _unknown(job_id: str, label: str, known: LabelList) -> NotFoundError:
 
 def find_kept(job: RecordedJob) -> Flow[frozenset[int]]:
     """Ids of a job that labels keep, or may: the register can't be read. No operation for a job without labels."""
+    return frozenset((yield from find_keeping(job)))
+
+
+def find_keeping(job: RecordedJob) -> Flow[dict[int, tuple[str, ...]]]:
+    """The ids of `find_kept`, each with the labels that keep it; none where the register can't be read."""
     if not job.labelled:
-        return frozenset()
+        return {}
     found = yield from read_in_group([partial(_read_labelled, JobPaths(job.job_id), number) for number in job.labelled])
-    pairs = zip(job.labelled, found, strict=True)
-    return frozenset(number for number, each in pairs if each.damage or (each.record is not None and each.record.labels))
+    keeping: dict[int, tuple[str, ...]] = {}
+    for number, each in zip(job.labelled, found, strict=True):
+        labels = each.record.labels if each.record is not None else ()
+        if each.damage or labels:
+            keeping[number] = () if each.damage else labels
+    return keeping
+
+
+DRILLED = (
+    "a drill reads it, whose own label keeps it: ask again when the drill has ended; what a drill of a coordinator that died has "
+    "left goes with the next one"
+)
+"""Why a checkpoint is kept that has no label of a user's. It passes by itself."""
+
+
+def derive_keeping(labels: Sequence[str]) -> str:
+    """Why a checkpoint with these labels is kept, as `find_keeping` gives them. Names of labels are users' texts, and not in it."""
+    if not labels:
+        return "its labels can't be read, and may keep it"
+    return DRILLED if all(map(DRILLING_LABEL.fullmatch, labels)) else "a label keeps it"

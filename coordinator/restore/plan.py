@@ -313,11 +313,7 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
         completed=tuple(_completed(entry) for entry in job.with_fact(CheckpointFact.COMPLETED)),
         aborted=tuple(entry.checkpoint_id for entry in job.with_fact(CheckpointFact.ABORTED)),
         erasing=_newest_erasure(job.checkpoints.values()),
-        erased=_newest_erasure(
-            each
-            for each in job.with_fact(CheckpointFact.COMPLETED)
-            if isinstance(each.decision, Completed) and each.checkpoint_id not in job.given
-        ),
+        erased=_erased_below(job),
         begins=record.epoch == epoch,
         reconcile=same,
         fail_over=same and derive_abandoned_stop(job, record),
@@ -340,6 +336,18 @@ def derive_setup(job: RecordedJob, record: SubmissionRecord, *, epoch: int, dire
 
 def _newest_erasure(entries: Iterable[RecordedCheckpoint]) -> int:
     return max((each.checkpoint_id for each in entries if each.claim is not None and each.claim.erases), default=0)
+
+
+def _erased_below(job: RecordedJob) -> int:
+    """Checkpoints below this id are to go. Only claims of completed checkpoints that can be read count, and say nothing of ids
+    above their own: one is left then that the job can recover from."""
+    completed = [
+        each
+        for each in job.with_fact(CheckpointFact.COMPLETED)
+        if isinstance(each.decision, Completed) and each.checkpoint_id not in job.given
+    ]
+    carried = (min(each.claim.erased_below, each.checkpoint_id) for each in completed if each.claim is not None)
+    return max(_newest_erasure(completed), max(carried, default=0))
 
 
 def _has_progressed(job: RecordedJob, attempt: int) -> bool:

@@ -306,6 +306,26 @@ def test_no_other_file_is_revoked(service: Served, state_dir: Path, token_id: st
     assert sorted(path for path in state_dir.rglob("*")) == before
 
 
+@pytest.mark.parametrize("token_id", ["NOT-AN-ID", "D" * 16, "d" * 17])
+def test_what_is_no_id_is_said_in_plain_words(service: Served, token_id: str) -> None:
+    answer = service.request("DELETE", f"/v1/tokens/{token_id}")
+    (error,) = answer.json()["errors"]
+    assert answer.status == 400
+    assert "16 digits 0-9 and a-f, as `holdfast token list` shows it" in error
+    assert repr(token_id) in error
+    assert "pattern" not in error
+    assert "^" not in error
+
+
+def test_a_token_in_place_of_its_id_is_not_shown_again(service: Served) -> None:
+    found = issue(service, "viewer")
+    secret = found["token"].split("_", 2)[2]
+    error = service.request("DELETE", f"/v1/tokens/{found['token']}").json()["errors"][0]
+    assert f"between the underlines ({found['id']})" in error
+    assert secret not in error
+    assert service.json("GET", "/v1/tokens")["tokens"], "nothing was revoked"
+
+
 def test_null_means_the_default(service: Served) -> None:
     assert issue(service, "viewer", job=None, name=None, expires_in_ms=None)["expires"] == -1
 

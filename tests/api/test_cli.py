@@ -357,6 +357,21 @@ def test_a_revoked_token_is_out(flags: list[str], monkeypatch: pytest.MonkeyPatc
     assert "wrong bearer token" in fails("jobs", *flags)
 
 
+def test_what_is_no_id_of_a_token_is_named_and_not_sent(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = json.loads(run("token", "create", "--role", "viewer", "--json", *flags))
+
+    def sent(*given: object, **named: object) -> None:
+        raise AssertionError(f"a request was sent: {given}")
+
+    monkeypatch.setattr(RestClient, "_call", sent)
+    wrong = fails("token", "revoke", "NOT-AN-ID", *flags, code=2)
+    assert "'NOT-AN-ID' is none" in wrong
+    assert "as `holdfast token list` shows it" in wrong
+    itself = fails("token", "revoke", issued["token"], *flags, code=2)
+    assert issued["id"] in itself
+    assert issued["token"].split("_", 2)[2] not in itself
+
+
 def test_a_token_of_one_job_finds_it_by_name_by_id_and_by_a_beginning(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     issued = json.loads(run("token", "create", "--role", "operator", "--job", JOB, "--json", *flags))
     monkeypatch.setenv("HOLDFAST_TOKEN", issued["token"])

@@ -38,8 +38,8 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.records import encode_line
 from holdfast.coordinator.history.store import HistoryQuery, erase_history, read_history
-from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
-from holdfast.statebackends.layout import JobPaths
+from holdfast.coordinator.ownership.labels import DRILLED, Mark, add_label, remove_label
+from holdfast.statebackends.layout import JobPaths, label_path
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
@@ -402,12 +402,23 @@ def test_what_a_label_keeps_or_another_job_has_stays_and_the_certificate_is_not_
     run_flow(add_label(JobPaths(JOB), 4, "audited", Mark("n", 1)), RoutedStorage(storage))
     certificate = forgotten(tmp_path)
     assert not certificate.is_complete
-    assert certificate.kept[f"{storage.root}/{JOB}/chk-6"] == "another job has claimed it, or a label keeps it"
+    assert certificate.kept[f"{storage.root}/{JOB}/chk-6"] == "a label keeps it"
     assert "audited" in certificate.kept[str(tmp_path / "savepoints" / "savepoint-4")]
     for number, label in ((6, "audit"), (4, "audited")):
         run_flow(remove_label(JobPaths(JOB), label, Mark("n", 2), number), RoutedStorage(storage))
     assert forgotten(tmp_path).is_complete
     assert files_with(tmp_path, KEY) == []
+
+
+def test_a_drill_that_keeps_a_checkpoint_is_named(tmp_path: Path) -> None:
+    storage = LocalStorage(make_job(tmp_path))
+    for number, label in ((6, f"drilling{'0f' * 8}"), (7, f"drilling{'1f' * 8}"), (7, "audit")):
+        run_flow(add_label(JobPaths(JOB), number, label, Mark("n", 1)), storage)
+    kept = forgotten(tmp_path).kept
+    assert kept[f"{storage.root}/{JOB}/chk-6"] == DRILLED
+    assert kept[f"{storage.root}/{JOB}/chk-7"] == "a label keeps it", "it stays behind the drill, too"
+    Path(storage.root, label_path(f"{JOB}/chk-7", 2)).write_bytes(b"{")
+    assert forgotten(tmp_path).kept[f"{storage.root}/{JOB}/chk-7"] == "its labels can't be read, and may keep it"
 
 
 def test_copies_on_this_host_are_deleted_unless_their_worker_lives(tmp_path: Path) -> None:

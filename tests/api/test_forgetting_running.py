@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from holdfast.api.snapshots.forgetting_running import forget_running
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import ClaimRecord, RestorePoint, SubmissionRecord, encode_record
+from holdfast.coordinator.ownership.erasures import SHARED_BY_DRILLED
+from holdfast.coordinator.ownership.labels import DRILLED, Mark, add_label, remove_label
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
-from holdfast.statebackends.storage.port import PutIfAbsent
+from holdfast.statebackends.storage.port import DeleteFolder, PutIfAbsent, run_flow
 from tests.api.test_forgetting import EVERY, JOB, KEY, make_job, renumber
 from tests.coordinator.doubles import word_count
 from tests.statebackends.snapshot_harness import SOME, write
@@ -47,6 +50,54 @@ def test_what_an_erasure_leaves_is_certified(root: Path) -> None:
     certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
     assert certificate.is_complete, certificate.kept
     assert certificate.erased_at == ERASED_AT
+
+
+DRILLING = f"drilling{'0f' * 8}"
+OLDER = f"{JOB}/chk-6"
+
+
+@pytest.fixture
+def labelled(root: Path) -> Path:
+    """The same, with an older checkpoint that a drill's label keeps from the leader."""
+    storage = LocalStorage(root / "state")
+    claim = ClaimRecord(6, 1, 1, 1, CheckpointKind.CHECKPOINT, PATHS.checkpoint(6), "n")
+    storage.execute(PutIfAbsent(PATHS.claim(6), encode_record(claim)))
+    renumber(write(root, PATHS.checkpoint(6), SOME, storage=storage, parallelism=2), 6)
+    run_flow(add_label(PATHS, 6, DRILLING, Mark("n", 1)), storage)
+    return root
+
+
+def test_a_drill_of_an_older_one_is_waited_for(labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its label goes with it, and then the leader drops the checkpoint."""
+    storage, looks = LocalStorage(labelled / "state"), 0
+
+    def passing(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            run_flow(remove_label(PATHS, DRILLING, Mark("n", 2), 6), storage)
+        if looks == 4:
+            storage.execute(DeleteFolder(PATHS.checkpoint(6)))
+
+    monkeypatch.setattr(time, "sleep", passing)
+    certificate = forget_running(labelled / "state", JOB, EVERY, KEY, ERASED_AT)
+    assert certificate.is_complete, certificate.kept
+    assert looks == 4
+
+
+@pytest.mark.parametrize("user", [False, True])
+def test_the_certificate_tells_a_drill_from_a_label(labelled: Path, monkeypatch: pytest.MonkeyPatch, *, user: bool) -> None:
+    storage = LocalStorage(labelled / "state")
+    storage.execute(PutIfAbsent(f"{PATHS.shared}/6-1-op-0-n-000004.sst", b"x"))
+    if user:
+        run_flow(add_label(PATHS, 6, "audit", Mark("n", 2)), storage)
+        monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nothing passes here by itself"))
+    certificate = forget_running(labelled / "state", JOB, EVERY, KEY, ERASED_AT, drops_seconds_max=60.0 if user else 0.0)
+    assert not certificate.is_complete
+    checkpoint, shared = (why for place, why in sorted(certificate.kept.items()) if JOB in place)
+    assert checkpoint == ("a label keeps it" if user else DRILLED)
+    assert shared == ("a checkpoint that is kept refers to it" if user else SHARED_BY_DRILLED)
+    assert "audit" not in str(certificate.kept), "the names of labels are users' texts"
 
 
 @pytest.mark.parametrize("older", ["savepoint", "checkpoint", "another job's"])

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.access.authenticator import Authenticator
-from holdfast.api.access.issued import LIFE_MS_MAX, NAME_CHARACTERS_MAX, TokenRecord
+from holdfast.api.access.issued import LIFE_MS_MAX, NAME_CHARACTERS_MAX, TokenRecord, check_token_id
 from holdfast.api.access.roles import ANY_JOB
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
@@ -20,7 +20,11 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"], responses=ERRORS)
 
 _JOB_CHARACTERS_MAX = 1_024
 
-TokenId = Annotated[str, Path(alias="tokenid", pattern="^[0-9a-f]{16}$", description="16 lower-case hex digits")]
+TokenId = Annotated[
+    str,
+    Path(alias="tokenid", description="16 lower-case hex digits", json_schema_extra={"pattern": "^[0-9a-f]{16}$"}),
+]
+"""The form is for callers to read: `check_token_id` says what is wrong in plain words."""
 
 
 class IssueToken(schemas.RequestBody):
@@ -100,6 +104,6 @@ async def tokens(credentials: Credentials) -> Tokens:
 @router.delete("/{tokenid}")
 async def revoke(request: Request, credentials: Credentials, token_id: TokenId) -> schemas.Empty:
     """Revoke a token. Here it ends at once, at other coordinators of the state directory within 5 s."""
-    request.scope[SUBJECT] = f"token {token_id}"
+    request.scope[SUBJECT] = f"token {check_token_id(token_id)}"
     await run_in_threadpool(credentials.revoke, token_id)
     return schemas.Empty()

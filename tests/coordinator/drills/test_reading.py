@@ -117,6 +117,42 @@ def test_when_the_next_drill_is_due(drills: list[DrillView], newest: int, now_ms
     assert not is_due(None, newest, drills, 0, now_ms)
 
 
+DAY_MS = 86_400_000
+MINUTE_MS = 60_000
+ERROR, PASSED, FAILED = DrillState.ERROR, DrillState.PASSED, DrillState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("states", "pause_ms"),
+    [
+        ([], DAY_MS),
+        ([PASSED], DAY_MS),
+        ([FAILED], DAY_MS),
+        ([ERROR], MINUTE_MS),
+        ([ERROR, PASSED], MINUTE_MS),
+        ([PASSED, ERROR, ERROR], DAY_MS),
+        ([ERROR, ERROR], 2 * MINUTE_MS),
+        ([ERROR, ERROR, ERROR, FAILED, ERROR], 4 * MINUTE_MS),
+        ([ERROR] * 11, 1_024 * MINUTE_MS),
+        ([ERROR] * 12, DAY_MS),
+        ([ERROR] * 20, DAY_MS),
+    ],
+)
+def test_the_pause_behind_errors_grows_up_to_the_interval(states: list[DrillState], pause_ms: int) -> None:
+    """`states`: newest first. The order of the list does not matter: two coordinators may have made them."""
+    drills = [view(7, 1_000 - age, state) for age, state in enumerate(states)]
+    began_ms = 1_000 if drills else 0
+    for listed in (drills, drills[::-1]):
+        assert not is_due(DAY_MS, 8, listed, 0, began_ms + pause_ms - 1)
+        assert is_due(DAY_MS, 8, listed, 0, began_ms + pause_ms)
+    assert not is_due(DAY_MS, 8, [view(8, 1_001, DrillState.RUNNING), *drills], 0, began_ms + pause_ms)
+
+
+def test_a_retry_never_comes_later_than_the_interval() -> None:
+    assert not is_due(5_000, 7, [view(7, 1_000, ERROR)], 0, 5_999)
+    assert is_due(5_000, 7, [view(7, 1_000, ERROR)], 0, 6_000)
+
+
 def test_outcomes() -> None:
     begun = view(7, 50, DrillState.RUNNING)
     passed = begun.ended(DrillReport(2, 3, 40, 500), 80)
