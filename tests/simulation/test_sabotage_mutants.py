@@ -351,7 +351,7 @@ def of_slots(*, from_barrier: bool) -> Any:
     pages.put(0, 2)
     assert pages.get(0) == 2
     if from_barrier:
-        return [values for _, values in first.batches(PAGE_SLOTS)]
+        return [list(values) for _, values in first.batches(PAGE_SLOTS)]
     second = FrozenPages(pages, 1, lambda: None)
     second.checkpoint_started(2, 1)
     return [values for _, values in second.changes(1, PAGE_SLOTS)]
