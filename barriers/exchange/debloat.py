@@ -147,8 +147,8 @@ class ChannelBudget:
                 self.allocated_bytes = wanted
         self._looked_s = now_s
         self._hurried_from_s -= self._readable_s
-        # No more than makes a difference, or a consumer that has become slow would be believed to be fast for long. Nor does one look
-        # count for more than several would, or a consumer that took a minute for a slice would be believed to be slow for long.
+        # No more than makes a difference, or a consumer that has become slow would be believed to be fast for long. Nor does one
+        # look count for more than several would, or one that took a minute for a slice would be believed to be slow for long.
         known_s = max(READABLE_S_MIN, self._known_s + self._readable_s)
         share = MEMORY * min(1.0, 2 * self._settings.period_s / known_s)
         self._known_s = share * known_s
