@@ -88,7 +88,7 @@ def test_job_goes_on_through_kill_and_pause_of_the_active_member(members: Member
     first, second = members.start(), members.start()
     active = wait_for_active([first, second])
     standby = second if active is first else first
-    members.submit(rows, 8.0)
+    members.submit(rows, 12.0)
     client, job = members.client(), members.job
     eventually(lambda: _completed(client, job) >= 2, "two checkpoints")
     attempt = client.workers(job)["attempt"]
