@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -72,9 +73,11 @@ def holding(cluster: Cluster, *others: Path) -> list[str]:
     texts = [base64.b64encode(b"x" * shift + GUEST.encode())[4:-4] for shift in range(3)]
     folders = [cluster.state, cluster.local / "recovery", *others]
     found = [path for folder in folders for path in files_with(folder, GUEST)]
-    for path in cluster.state.rglob("_*"):
-        if path.is_file() and any(text in path.read_bytes() for text in texts):
-            found.append(str(path))
+    for folder, _, names in os.walk(cluster.state):  # a checkpoint may be deleted meanwhile, which `rglob` does not bear
+        for path in (Path(folder, name) for name in names if name.startswith("_")):
+            with contextlib.suppress(FileNotFoundError):
+                if any(text in path.read_bytes() for text in texts):
+                    found.append(str(path))
     return found
 
 
