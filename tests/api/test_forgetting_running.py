@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast.api.snapshots import forgetting_running
 from holdfast.api.snapshots.forgetting_running import forget_running
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
@@ -67,6 +70,11 @@ def labelled(root: Path) -> Path:
     return root
 
 
+def sleep_with(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], object]) -> None:
+    """Only the module's own sleep: other threads of the process sleep as they do, py4j's among them."""
+    monkeypatch.setattr(forgetting_running, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+
+
 def test_a_drill_of_an_older_one_is_waited_for(labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its label goes with it, and then the leader drops the checkpoint."""
     storage, looks = LocalStorage(labelled / "state"), 0
@@ -79,7 +87,7 @@ def test_a_drill_of_an_older_one_is_waited_for(labelled: Path, monkeypatch: pyte
         if looks == 4:
             storage.execute(DeleteFolder(PATHS.checkpoint(6)))
 
-    monkeypatch.setattr(time, "sleep", passing)
+    sleep_with(monkeypatch, passing)
     certificate = forget_running(labelled / "state", JOB, EVERY, KEY, ERASED_AT)
     assert certificate.is_complete, certificate.kept
     assert looks == 4
@@ -91,7 +99,7 @@ def test_the_certificate_tells_a_drill_from_a_label(labelled: Path, monkeypatch:
     storage.execute(PutIfAbsent(f"{PATHS.shared}/6-1-op-0-n-000004.sst", b"x"))
     if user:
         run_flow(add_label(PATHS, 6, "audit", Mark("n", 2)), storage)
-        monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nothing passes here by itself"))
+        sleep_with(monkeypatch, lambda _: pytest.fail("nothing passes here by itself"))
     certificate = forget_running(labelled / "state", JOB, EVERY, KEY, ERASED_AT, drops_seconds_max=60.0 if user else 0.0)
     assert not certificate.is_complete
     checkpoint, shared = (why for place, why in sorted(certificate.kept.items()) if JOB in place)

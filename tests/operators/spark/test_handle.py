@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -447,8 +448,7 @@ def test_a_job_whose_stop_was_lost_sight_of_is_waited_for_until_the_stops_own_ti
         handle.stop()
     assert handle._is_ending
     seconds = GRAPH.config.checkpoint_timeout_ms / 1_000
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
+    monkeypatch.setattr(spark_handle, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + seconds))
     assert not handle.await_ending()
     monkeypatch.undo()
     handle.close()
