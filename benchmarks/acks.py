@@ -9,6 +9,7 @@ are encoded before. One connection is one worker.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,23 +229,48 @@ def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, 
         client.close()
 
 
-def measure_one(sidecar: Sidecar, workers: int, batch_size: int, seconds: float) -> Row:
-    """One setting: checkpoint after checkpoint until the clock has run for `seconds`."""
-    clock, taken, checkpoints = 0.0, 0, 0
-    with speaking(sidecar, workers) as (client, job_id, speakers), ThreadPoolExecutor(workers) as pool:
-        cpu = sidecar.cpu_seconds()
+class Acknowledging:
+    """A job whose workers acknowledge checkpoint after checkpoint while `run` runs."""
+
+    def __init__(self, client: RestClient, job_id: str, speakers: list[Speaker], pool: Executor, batch_size: int) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._speakers = speakers
+        self._pool = pool
+        self._batch_size = batch_size
+        self.checkpoints = 0
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Acknowledgements taken, and for how long they were posted: at least `seconds`. Raises RuntimeError if one was refused."""
+        clock, taken, checkpoints = 0.0, 0, 0
         while clock < seconds:
-            client._call("POST", f"/v1/jobs/{job_id}/checkpoints", b"{}")
-            bodies = [speaker.encode_acks(speaker.command(TriggerCheckpoint), batch_size) for speaker in speakers]
+            self._client._call("POST", f"/v1/jobs/{self._job_id}/checkpoints", b"{}")
+            bodies = [speaker.encode_acks(speaker.command(TriggerCheckpoint), self._batch_size) for speaker in self._speakers]
             began = time.perf_counter()
-            taken += sum(pool.map(Speaker.post_acks, speakers, bodies))
+            taken += sum(self._pool.map(Speaker.post_acks, self._speakers, bodies))
             clock += time.perf_counter() - began
             checkpoints += 1
-            for speaker in speakers:
+            for speaker in self._speakers:
                 speaker.command(NotifyCheckpointComplete)
+        wanted = checkpoints * len(self._speakers) * VERTICES
+        if taken != wanted:
+            raise RuntimeError(f"{taken} acknowledgements were taken, not {wanted}")
+        self.checkpoints += checkpoints
+        return taken, clock
+
+
+@contextlib.contextmanager
+def acknowledging(sidecar: Sidecar, workers: int, batch_size: int) -> Iterator[Acknowledging]:
+    with speaking(sidecar, workers) as (client, job_id, speakers), ThreadPoolExecutor(workers) as pool:
+        yield Acknowledging(client, job_id, speakers, pool, batch_size)
+
+
+def measure_one(sidecar: Sidecar, workers: int, batch_size: int, seconds: float) -> Row:
+    """One setting: checkpoint after checkpoint until the clock has run for `seconds`."""
+    with acknowledging(sidecar, workers, batch_size) as load:
+        cpu = sidecar.cpu_seconds()
+        taken, clock = load.run(seconds)
         cpu = sidecar.cpu_seconds() - cpu
-    if taken != checkpoints * workers * VERTICES:
-        raise RuntimeError(f"{taken} acknowledgements were taken, not {checkpoints * workers * VERTICES}")
     return {
         "workload": "acks",
         "connections": workers,
@@ -252,7 +278,7 @@ def measure_one(sidecar: Sidecar, workers: int, batch_size: int, seconds: float)
         "acks_per_second": round(taken / clock),
         "requests_per_second": round(taken / clock / batch_size),
         "sidecar_cpu_us_per_ack": round(cpu / taken * 1e6, 1),
-        "checkpoints": checkpoints,
+        "checkpoints": load.checkpoints,
     }
 
 

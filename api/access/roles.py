@@ -79,6 +79,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
     ("GET", "/overview", Access.VIEW),
     ("GET", "/config", Access.VIEW),
     ("GET", "/totals", Access.VIEW),
+    ("GET", "/views", Access.VIEW),
     ("GET", "/members", Access.VIEW),
     ("GET", "/jobs", Access.VIEW),
     ("POST", "/jobs", Access.OPERATE),
@@ -202,6 +203,9 @@ _JOB_IN_BODY = frozenset({("POST", "/jobs"), ("POST", "/preflight")})
 _ABOUT_CALLER = frozenset({("GET", "/ui/session"), ("POST", "/ui/logout")})
 """About no job at all: also for a caller who is confined to one."""
 
+_JOBS_IN_QUERY = frozenset({("GET", "/views")})
+"""The route itself confines the caller, path by path."""
+
 _JOB = "{jobid}"
 
 
@@ -212,7 +216,7 @@ class Classified(NamedTuple):
     job_id: str
     """ANY_JOB: none, or all."""
     is_job_in_body: bool
-    """Nothing in the path confines the caller: it is about the job of its body, or about the caller alone."""
+    """Nothing in the path confines the caller: it is about the job of its body, the jobs of its query, or the caller alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,7 @@ class _Rule:
 
 def _index() -> dict[tuple[str, int], list[_Rule]]:
     index: dict[tuple[str, int], list[_Rule]] = {}
-    unconfined = _JOB_IN_BODY | _ABOUT_CALLER
+    unconfined = _JOB_IN_BODY | _JOBS_IN_QUERY | _ABOUT_CALLER
     for method, path, access in _RULES:
         segments = tuple(path.split("/")[1:])
         job_at = segments.index(_JOB) if _JOB in segments else -1

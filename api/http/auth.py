@@ -43,6 +43,10 @@ CALLER = "holdfast.caller"
 RECHECK = "holdfast.recheck"
 """Key of the scope under which a coroutine function is that decides again, for answers that last: it raises as this module does."""
 
+TAKE_REQUEST = "holdfast.take_request"
+"""Key of the scope under which a function is that counts one more request of the caller, for those that are several: 0, or the ms
+until it may ask again."""
+
 SHARED_FACTOR = 5
 """The service's own token, and all that looks at jobs together, may have so many times the requests of one issued token."""
 DELAYED_MAX = 1_000
@@ -88,6 +92,7 @@ class CheckAccess:
                     self._audit.note(refused(scope, status_of(error)))
                 await refuse(error, send)
                 return
+            scope[TAKE_REQUEST] = functools.partial(self._wait_ms, caller, access)
             prove(scope, CallerKind.CLIENT)
             wait_ms = self._wait_ms(caller, access)
             if wait_ms:
@@ -109,7 +114,6 @@ class CheckAccess:
         if is_loopback(_host_of(header_of(scope, b"host"))) and _from_here(header_of(scope, b"origin")):
             return HERE
         raise AuthenticationError("missing or wrong bearer token")
-
 
     def _wait_ms(self, caller: Caller, access: Access) -> int:
         """0, or the time until the caller may ask again. The worker protocol has no such bound: viewers must never hold it up."""

@@ -23,6 +23,7 @@ from holdfast.api.http.origin import header_of
 from holdfast.api.routes.common import Service
 from holdfast.api.version import REVISION, VERSION
 from holdfast.coordinator.dispatcher.calls import VIEW_WAIT_MS
+from holdfast.coordinator.dispatcher.published import MOMENT_MS
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import Moment
 from holdfast.statebackends.errors import HoldfastError
@@ -33,8 +34,9 @@ AS_OF_HEADER = "X-Holdfast-As-Of"
 TAGS_MAX = 64
 """Tags of an `If-None-Match` that are compared; further ones don't count."""
 
-KEPT_S = 1.0
-"""For how long an encoded answer is given again, as long as its tag is the newest: its body may have durations."""
+KEPT_S = MOMENT_MS / 1000
+"""For how long an encoded answer is given again, as long as its tag is the newest. Its body may have durations, which stand still
+for as long for who has the answer, too."""
 KEPT_PATHS_MAX = 1_024
 """Paths with their queries of which anything is known; those that were asked for longest ago are forgotten first."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
@@ -120,7 +122,11 @@ async def _show(request: Request, response: Response, service: Coordinator, *, d
 
 def headers_of(moment: Moment) -> dict[str, str]:
     """What an answer from views says of itself."""
-    return {"ETag": _etag(moment.tag), AS_OF_HEADER: str(moment.as_of_ms), "Cache-Control": "no-cache"}
+    return {"ETag": etag_of(moment), AS_OF_HEADER: str(moment.as_of_ms), "Cache-Control": "no-cache"}
+
+
+def etag_of(moment: Moment) -> str:
+    return _etag(moment.tag)
 
 
 @functools.lru_cache(256)
@@ -146,13 +152,13 @@ def unmodified(headers: Mapping[str, str]) -> Response:
     return Response(status_code=304, headers=dict(headers))
 
 
-_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller's If-None-Match has the tag of this answer"}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller's If-None-Match has the tag of this answer"}}
 
-VIEWED: dict[str, Any] = {"dependencies": [Depends(from_views)], "responses": _NOT_MODIFIED}
+VIEWED: dict[str, Any] = {"dependencies": [Depends(from_views)], "responses": NOT_MODIFIED}
 """Options of such a route. Not for one that changes anything, or reads anything else: its answer could be withheld, and be given to
 another caller. So it must not depend on who asks, nor on any header."""
 
-DIAGNOSED: dict[str, Any] = {"dependencies": [Depends(from_diagnosis)], "responses": _NOT_MODIFIED}
+DIAGNOSED: dict[str, Any] = {"dependencies": [Depends(from_diagnosis)], "responses": NOT_MODIFIED}
 """As VIEWED, of a route that tells a job's health."""
 
 
@@ -169,6 +175,27 @@ class _Kept:
     encoded_s: float = 0.0
     headers: Headers = ()
     body: bytes | None = None
+
+
+@dataclass(slots=True)
+class Answered:
+    """An answer that no connection took."""
+
+    status: int = 0
+    headers: Headers = ()
+    body: bytes = b""
+
+    async def take(self, message: Message) -> None:
+        """As ASGI's `send`."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], tuple(message["headers"])
+        else:
+            self.body += message.get("body", b"")
+
+    def header(self, name: str) -> str:
+        """Empty without one."""
+        wanted = name.lower().encode()
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == wanted), "")
 
 
 class KeptAnswers:
@@ -200,6 +227,27 @@ class KeptAnswers:
             await self._pass_on(key, scope, receive, send)
             return
         self._kept.move_to_end(key)
+        await self._answer_from_views(key, kept, scope, receive, send)
+
+    async def moment_now(self, scope: Scope) -> Moment | None:
+        """Of the views that the answer to a GET is from; None if nothing is known of it."""
+        kept = self._kept.get((scope["path"], scope["query_string"]))
+        if kept is None:
+            return None
+        try:
+            return await moment_of(self._service, kept.job_id, diagnosed=kept.diagnosed)
+        except HoldfastError:
+            return None
+
+    async def read(self, scope: Scope) -> Answered:
+        """The answer to a GET that no connection brought."""
+        answered = Answered()
+        await self(scope, _no_body, answered.take)
+        return answered
+
+    async def _answer_from_views(
+        self, key: tuple[str, bytes], kept: _Kept, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             moment = await moment_of(self._service, kept.job_id, diagnosed=kept.diagnosed)
         except HoldfastError:  # FastAPI has it, too, and answers it
@@ -278,7 +326,7 @@ class KeptAnswers:
             return
         kept = _Kept(scope["route"], shown.job_id, shown.diagnosed)
         if status == 200 and len(body) <= KEPT_BODY_BYTES_MAX:
-            kept.etag, kept.encoded_s, kept.headers, kept.body = _etag(shown.moment.tag), time.monotonic(), headers, body
+            kept.etag, kept.encoded_s, kept.headers, kept.body = etag_of(shown.moment), time.monotonic(), headers, body
             self._bytes += len(body)
         self._kept[key] = kept
         while len(self._kept) > KEPT_PATHS_MAX or self._bytes > KEPT_BYTES_MAX:
@@ -288,6 +336,10 @@ class KeptAnswers:
         kept = self._kept.pop(key, None)
         if kept is not None and kept.body is not None:
             self._bytes -= len(kept.body)
+
+
+async def _no_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 _AS_OF = AS_OF_HEADER.lower().encode()

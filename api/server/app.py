@@ -8,13 +8,13 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 from anyio import CapacityLimiter
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -41,7 +41,7 @@ from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.http.turns import LookInTurn
 from holdfast.api.members.membership import Membership
-from holdfast.api.routes import diagnosis, history, jobs, series, workers
+from holdfast.api.routes import diagnosis, history, jobs, series, together, workers
 from holdfast.api.routes.common import REFERENCE
 from holdfast.api.routes.dialect import routers as dialect
 from holdfast.api.routes.forwarded import ForwardToActive
@@ -181,6 +181,7 @@ def _open_parts(
 def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membership | None) -> None:
     """From the innermost to the outermost: a request meets the last one first."""
     app.add_middleware(KeptAnswers, service=app.state.service)
+    app.add_middleware(together.AnswerTogether, audit=app.state.audit)
     app.add_middleware(AnswerFailures)
     if membership is not None:
         app.add_middleware(ForwardToActive, membership=membership)
@@ -209,7 +210,7 @@ def _access_check(app: FastAPI, settings: ServerSettings) -> Callable[[ASGIApp],
 def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     """Routes are of the process; what they work on is of the app (`app.state`). FastAPI builds what is included at the first
     request, for a tenth of a second, and would do so again for each service of a process."""
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(together.only_views)])
     router.include_router(health.router)
     router.include_router(members.router)
     router.include_router(page.router)
@@ -217,6 +218,7 @@ def _routes(*, with_web: bool) -> tuple[BaseRoute, ...]:
     router.include_router(history.router)
     router.include_router(events.router)
     router.include_router(series.router)
+    router.include_router(together.router)
     router.include_router(labels.router)
     router.include_router(drills.router)
     router.include_router(forgetting.router)
@@ -265,8 +267,18 @@ def _note_unreachable(request: Request, error: NotLeaderError) -> None:
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [f"{problem['loc'][-1] if problem['loc'] else 'request'}: {problem['msg']}" for problem in error.errors()]
+    problems = [f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
     return Response(error_body(*problems), status_code=400, media_type="application/json")
+
+
+def _place(location: Sequence[str | int]) -> str:
+    """Which part of a request; of a parameter that may come several times also which time, from 0 on."""
+    match location:
+        case [*_, str(name), int(index)]:
+            return f"{name}[{index}]"
+        case [*_, last]:
+            return str(last)
+    return "request"
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

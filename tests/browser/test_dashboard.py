@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 import pytest
@@ -391,7 +391,32 @@ def test_a_hidden_page_asks_nothing_and_a_shown_one_asks_at_once(browser: Browse
     browser.until("no answer", lambda: browser.run("return window.answered"))
     assert [path_only(url) for url, _ in browser.asked()] == ["/ui/session"]
     browser.run(SHOW)
-    browser.until("it does not ask", lambda: "/v1/jobs/overview" in [path_only(url) for url, _ in browser.asked()])
+    browser.until("it does not ask", lambda: "/v1/views" in [path_only(url) for url, _ in browser.asked()])
+
+
+OF_JOB = f"/v1/jobs/{JOB}"
+OF_VERTEX = f"{OF_JOB}/vertices/{VERTICES[2]}"
+PAGES_OF_VIEWS = {
+    "": ["/v1/jobs/overview", "/v1/totals", "/v1/overview"],
+    f"jobs/{JOB}": [OF_JOB, f"{OF_JOB}/health"],
+    f"jobs/{JOB}/checkpoints": [f"{OF_JOB}/checkpoints", f"{OF_JOB}/checkpoints/config"],
+    f"jobs/{JOB}/vertices/{VERTICES[2]}": [OF_VERTEX, f"{OF_VERTEX}/watermarks"],
+}
+"""Pages, and the answers of what jobs publish that each shows."""
+
+
+@pytest.mark.parametrize("path", PAGES_OF_VIEWS)
+def test_a_page_asks_once_for_what_jobs_publish(browser: Browser, path: str) -> None:
+    wanted, asked = PAGES_OF_VIEWS[path], list[str]()
+    browser.asked()
+    browser.go(path)
+
+    def seen() -> bool:
+        asked.extend(url for url, _ in browser.asked())
+        return any(parse_qs(urlsplit(url).query).get("path") == wanted for url in asked if path_only(url) == "/v1/views")
+
+    browser.until("it does not ask", seen)
+    assert not {path_only(url) for url in asked} & set(wanted), "by itself, too"
 
 
 def path_only(url: str) -> str:

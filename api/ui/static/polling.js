@@ -1,7 +1,7 @@
 // Reads that repeat while their page is looked at, and how old what they show is.
 
 import { useEffect, useRef, useState } from "./vendor/preact/hooks.mjs"
-import { get } from "./session.js"
+import { get, getTogether } from "./session.js"
 
 const LONGEST_MS = 30_000
 export const STALE_MS = 5_000
@@ -9,6 +9,17 @@ export const STALE_MS = 5_000
 // Ask `path` every `everyMs` (0: once, and again only while the service is busy or does not answer). null: nothing to ask. `path` may
 // be a list: its answers come together, as a list. `staysMissing`: what is not there will not come, and is not asked for again.
 export function usePoll(path, everyMs = 2_000, staysMissing = false) {
+  return useReads(path, everyMs, staysMissing, getEach)
+}
+
+// As usePoll of a list; `views` of it, from the first on, are asked for in one request, since what jobs publish answers them.
+export function useViews(paths, views = paths.length, everyMs = 2_000) {
+  return useReads(paths, everyMs, false, async (all, signal) => (await Promise.all([getTogether(all.slice(0, views), signal), getEach(all.slice(views), signal)])).flat())
+}
+
+const getEach = (paths, signal) => Promise.all(paths.map(each => get(each, signal)))
+
+function useReads(path, everyMs, staysMissing, read) {
   const [state, setState] = useState({ data: null, error: null, asOfMs: null, ageMs: 0, receivedMs: 0 })
   const again = useRef(() => {})
   const key = Array.isArray(path) ? path.join(" ") : path
@@ -23,7 +34,7 @@ export function usePoll(path, everyMs = 2_000, staysMissing = false) {
       let isGone = false
       try {
         const paths = Array.isArray(path) ? path : [path]
-        const answers = await Promise.all(paths.map(each => get(each, abort.signal)))
+        const answers = await read(paths, abort.signal)
         const [{ asOfMs, serviceMs }] = answers
         const data = Array.isArray(path) ? answers.map(each => each.data) : answers[0].data
         pause = everyMs

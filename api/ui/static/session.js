@@ -39,6 +39,14 @@ export async function get(path, signal) {
   return { data, asOfMs, serviceMs: Date.parse(response.headers.get("Date") || "") || null }
 }
 
+// Answers of several such GETs in one request: of paths that the service answers from what jobs publish.
+export async function getTogether(paths, signal) {
+  const { data, asOfMs, serviceMs } = await get(`v1/views?${paths.map(each => `path=${encodeURIComponent(`/${each}`)}`).join("&")}`, signal)
+  const failed = data.answers.find(each => each.status !== 200)
+  if (failed) throw new ApiError(failed.status, failed.body.errors || [], failed.error)
+  return data.answers.map(each => ({ data: each.body, asOfMs, serviceMs }))
+}
+
 export async function send(method, path, body) {
   const response = await ask(path, { method, body })
   const text = await response.text()

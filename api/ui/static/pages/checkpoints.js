@@ -2,11 +2,11 @@
 
 import { html, Card, Facts, Fresh, link, Shown, Status, Table } from "../parts.js"
 import { bytes, clock, count, duration, moment } from "../format.js"
-import { usePoll } from "../polling.js"
+import { useViews } from "../polling.js"
 import { Causes } from "./explanation.js"
 
 export function Checkpoints({ job }) {
-  const poll = usePoll([`v1/jobs/${job}/checkpoints`, `v1/jobs/${job}/checkpoints/config`, `v1/jobs/${job}/checkpoints/explain`])
+  const poll = useViews([`v1/jobs/${job}/checkpoints`, `v1/jobs/${job}/checkpoints/config`, `v1/jobs/${job}/checkpoints/explain`], 2)
   return html`<div class="title"><h1 tabindex="-1">Checkpoints</h1><${Fresh} poll=${poll} /></div>
     <${Shown} poll=${poll}>${([stats, config, explained]) => html`
       <${Card} title="Now" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p>${explained.is_usual ? null : html`<${Causes} job=${job} found=${explained} />`}<//>

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "../vendor/preact/hooks.mjs"
 import { html, Card, Fresh, link, Shown, Status, Table } from "../parts.js"
 import { count, duration, newest, percent, rate } from "../format.js"
-import { usePoll } from "../polling.js"
+import { usePoll, useViews } from "../polling.js"
 import { OperatorGraph, ordered } from "../graph.js"
 import { Lines } from "../chart.js"
 
@@ -11,7 +11,7 @@ const METRICS = ["records_in_per_second", "records_out_per_second", "busy_ratio"
 const CHARTED_MAX = 6
 
 export function Job({ job: jobId, name }) {
-  const poll = usePoll([`v1/jobs/${jobId}`, `v1/jobs/${jobId}/health`])
+  const poll = useViews([`v1/jobs/${jobId}`, `v1/jobs/${jobId}/health`])
   const series = usePoll(`v1/jobs/${jobId}/series?metric=${METRICS.join(",")}`, 5_000)
   const narrow = useNarrow()
   return html`<div class="title"><h1 tabindex="-1">${name}</h1>${poll.data ? html`<${Status} of=${poll.data[0].state} />` : null}<${Fresh} poll=${poll} /></div>

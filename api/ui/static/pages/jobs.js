@@ -2,10 +2,10 @@
 
 import { html, Card, Fresh, link, Shown, Status, Table } from "../parts.js"
 import { count, duration, moment } from "../format.js"
-import { usePoll } from "../polling.js"
+import { useViews } from "../polling.js"
 
 export function Jobs() {
-  const poll = usePoll(["v1/jobs/overview", "v1/totals", "v1/overview"])
+  const poll = useViews(["v1/jobs/overview", "v1/totals", "v1/overview"])
   return html`<div class="title"><h1 tabindex="-1">Jobs</h1><${Fresh} poll=${poll} /></div>
     <${Shown} poll=${poll}>${([{ jobs }, totals, overview]) => {
       const numbers = Object.fromEntries(totals.jobs.map(each => [each.jid, each]))

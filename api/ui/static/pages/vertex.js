@@ -3,7 +3,7 @@
 import { useState } from "../vendor/preact/hooks.mjs"
 import { html, Card, Fresh, Shares, Shown, Status, Table } from "../parts.js"
 import { bytes, count, duration, moment, newest, percent, rate } from "../format.js"
-import { usePoll } from "../polling.js"
+import { usePoll, useViews } from "../polling.js"
 import { Lines } from "../chart.js"
 
 const METRICS = ["records_in_per_second", "busy_ratio", "backpressured_ratio", "idle_ratio", "watermark_lag_ms"]
@@ -11,7 +11,7 @@ const SHOWN_MAX = 100
 const CHARTED_MAX = 6
 
 export function Vertex({ job, vertex }) {
-  const poll = usePoll([`v1/jobs/${job}/vertices/${vertex}`, `v1/jobs/${job}/vertices/${vertex}/watermarks`])
+  const poll = useViews([`v1/jobs/${job}/vertices/${vertex}`, `v1/jobs/${job}/vertices/${vertex}/watermarks`])
   const [first, setFirst] = useState(0)
   const total = poll.data?.[0].parallelism ?? 0
   const named = total > SHOWN_MAX ? Array.from({ length: Math.min(SHOWN_MAX, total - first) }, (_, at) => first + at).join(",") : ""
