@@ -5,8 +5,9 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -573,7 +574,7 @@ class JobConfig(msgspec.Struct, frozen=True):
                 raise InvalidConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}", setting=name)
 
 
-class JobGraph(msgspec.Struct, frozen=True):
+class JobGraph(msgspec.Struct, frozen=True, dict=True):
     """The graph of a job, as the coordinator has it: vertices, edges and settings, without code."""
 
     name: str
@@ -596,13 +597,33 @@ class JobGraph(msgspec.Struct, frozen=True):
             raise InvalidConfigError(message, setting="standby_workers_per_host")
 
     def vertex(self, vertex_id: str) -> JobVertex:
-        return next(vertex for vertex in self.vertices if vertex.vertex_id == vertex_id)
+        """Raises KeyError for an id that it does not have."""
+        return self._by_id[vertex_id]
 
     def inputs(self, vertex_id: str) -> tuple[JobEdge, ...]:
-        return tuple(edge for edge in self.edges if edge.target == vertex_id)
+        return self._inputs.get(vertex_id, ())
 
     def outputs(self, vertex_id: str) -> tuple[JobEdge, ...]:
-        return tuple(edge for edge in self.edges if edge.source == vertex_id)
+        return self._outputs.get(vertex_id, ())
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, JobVertex]:
+        return {vertex.vertex_id: vertex for vertex in reversed(self.vertices)}
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, tuple[JobEdge, ...]]:
+        return _grouped(self.edges, lambda edge: edge.target)
+
+    @cached_property
+    def _outputs(self) -> Mapping[str, tuple[JobEdge, ...]]:
+        return _grouped(self.edges, lambda edge: edge.source)
+
+
+def _grouped(edges: Iterable[JobEdge], vertex_of: Callable[[JobEdge], str]) -> Mapping[str, tuple[JobEdge, ...]]:
+    found: dict[str, list[JobEdge]] = {}
+    for edge in edges:
+        found.setdefault(vertex_of(edge), []).append(edge)
+    return {vertex_id: tuple(some) for vertex_id, some in found.items()}
 
 
 def with_uids(graph: dict[str, Any] | None, uids: Mapping[str, str]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ This module and schemas.py decide spelling, letter case and the place of each ke
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
@@ -79,7 +80,7 @@ def job_details(view: JobView) -> schemas.JobDetails:
         timestamps={state: view.timestamps.get(state, schemas.UNKNOWN) for state in JOB_STATES},
         vertices=[_vertex(overview.job_id, vertex, view.now_ms) for vertex in view.vertices],
         status_counts=count_tasks({state: vertex_states.count(state) for state in set(vertex_states)}),
-        plan=_plan(overview.job_id, view.graph),
+        plan=_plan(overview.job_id, _SameGraph(view.graph)),
     )
 
 
@@ -117,7 +118,7 @@ def sum_metrics(metrics: Sequence[SubtaskMetrics]) -> schemas.VertexMetrics:
 
 
 def job_plan(view: JobView) -> schemas.JobPlan:
-    return schemas.JobPlan(plan=_plan(view.overview.job_id, view.graph))
+    return schemas.JobPlan(plan=_plan(view.overview.job_id, _SameGraph(view.graph)))
 
 
 def vertex_watermarks(view: JobView, vertex_id: str) -> list[schemas.Metric]:
@@ -223,7 +224,24 @@ def _latency(histogram: LatencyHistogram) -> Iterator[tuple[str, str]]:
         yield name, f"{histogram.quantile(share):.3f}"
 
 
-def _plan(job_id: str, graph: JobGraph) -> schemas.Plan:
+class _SameGraph:
+    """A graph as a key: views of a job have the same object, and to hash one takes as long as to show it."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: JobGraph) -> None:
+        self.graph = graph
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameGraph) and self.graph is other.graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(job_id: str, same: _SameGraph) -> schemas.Plan:
+    graph = same.graph
     nodes = [
         schemas.PlanNode(
             id=vertex.vertex_id,

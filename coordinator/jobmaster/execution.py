@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from holdfast.barriers.jobgraph import JobGraph
+from holdfast.barriers.jobgraph import JobGraph, JobVertex
 from holdfast.barriers.messages import (
     Deployment,
     InFlightRestore,
@@ -109,25 +110,48 @@ class CapturedTask:
         return view
 
 
+class ShownVertex(NamedTuple):
+    """The newest view of a vertex, and what it is of."""
+
+    tasks: tuple[CapturedTask, ...]
+    hosts: Mapping[int, str]
+    view: VertexView
+
+
 class CapturedExecution:
     """The tasks of one attempt at one moment, for any thread. What was not changed between two captures is shared by them."""
 
     def __init__(
-        self, attempt: int, graph: JobGraph, tasks: Mapping[str, tuple[CapturedTask, ...]], hosts: Mapping[int, str]
+        self,
+        attempt: int,
+        graph: JobGraph,
+        tasks: Mapping[str, tuple[CapturedTask, ...]],
+        hosts: Mapping[int, str],
+        shown: dict[str, ShownVertex],
     ) -> None:
-        """`tasks`: of each vertex, by subtask."""
+        """`tasks`: of each vertex, by subtask. `shown`: what captures of the attempt have shown last, by vertex; shared by them."""
         self._attempt = attempt
         self._graph = graph
         self._tasks = tasks
         self._hosts = hosts
+        self._shown = shown
 
     def views(self) -> tuple[VertexView, ...]:
-        return tuple(self._vertex_view(vertex.vertex_id) for vertex in self._graph.vertices)
+        return tuple(self._view(vertex) for vertex in self._graph.vertices)
 
-    def _vertex_view(self, vertex_id: str) -> VertexView:
-        vertex, hosts = self._graph.vertex(vertex_id), self._hosts
-        tasks = enumerate(self._tasks[vertex_id])
-        subtasks = tuple(task.view(vertex_id, subtask, self._attempt, hosts.get(subtask, "")) for subtask, task in tasks)
+    def _view(self, vertex: JobVertex) -> VertexView:
+        tasks, hosts = self._tasks[vertex.vertex_id], self._hosts
+        known = self._shown.get(vertex.vertex_id)
+        if known is not None and known.tasks is tasks and known.hosts == hosts:
+            return known.view
+        view = self._new_view(vertex, tasks)
+        self._shown[vertex.vertex_id] = ShownVertex(tasks, hosts, view)
+        return view
+
+    def _new_view(self, vertex: JobVertex, tasks: Sequence[CapturedTask]) -> VertexView:
+        vertex_id, hosts = vertex.vertex_id, self._hosts
+        numbered = enumerate(tasks)
+        subtasks = tuple(task.view(vertex_id, subtask, self._attempt, hosts.get(subtask, "")) for subtask, task in numbered)
         states = [subtask.state for subtask in subtasks]
         state = TaskState.FAILED if TaskState.FAILED in states else min(states, key=lambda entry: _RANK[entry])
         starts = [subtask.start_ms for subtask in subtasks if subtask.start_ms >= 0]
@@ -192,6 +216,7 @@ class Execution:
         """Tasks that said last that they process a backlog."""
         self._timed: dict[SubtaskKey, _Task] = {}
         """Tasks that tell where their time goes, event time or latency."""
+        self._shown = dict[str, ShownVertex]()
         self._untold = set(self._tasks)
         """Tasks whose states `take_states` has not given yet."""
 
@@ -312,7 +337,7 @@ class Execution:
     def capture(self, hosts: Mapping[int, str]) -> CapturedExecution:
         """The tasks as they are. `hosts`: of the slots; it must not change any more."""
         tasks = {vertex_id: vertex.capture() for vertex_id, vertex in self._vertices.items()}
-        return CapturedExecution(self.attempt, self._graph, tasks, hosts)
+        return CapturedExecution(self.attempt, self._graph, tasks, hosts, self._shown)
 
     def views(self, hosts: Mapping[int, str]) -> tuple[VertexView, ...]:
         return self.capture(hosts).views()

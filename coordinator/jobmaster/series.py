@@ -81,6 +81,9 @@ class CapturedSeries:
         """One metric of one vertex, over all subtasks, and of `subtasks` each. O(points x parallelism)."""
         count, place = self._parallelism[vertex], METRICS.index(metric)
         rows = [row for row in self._rows[vertex] if row.begin_ms > as_of_ms - SPAN_MS - self.resolution_ms]
+        if not rows:
+            shown = {number: () for number in subtasks if number < count}
+            return SeriesView(vertex, metric, self.resolution_ms, count, subtasks=shown)
         table = np.full((len(rows), count), np.nan, dtype=np.float32)
         for number, row in enumerate(rows):
             table[number] = np.frombuffer(row.values, dtype=np.float32)[place * count : (place + 1) * count]
