@@ -9,7 +9,6 @@ are encoded before. One connection is one worker.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
 import json
 import subprocess
@@ -71,7 +70,7 @@ def max_parallelism(workers: int) -> int:
     return max(128, 4 * workers)
 
 
-def make_graph(workers: int, chain: int = VERTICES) -> JobGraph:
+def make_graph(workers: int, chain: int = VERTICES, interval_ms: int | None = JobConfig().checkpoint_interval_ms) -> JobGraph:
     """A line of vertices, not chained: many subtasks in few processes."""
     vertices, edges = [], []
     for number in range(chain):
@@ -80,7 +79,7 @@ def make_graph(workers: int, chain: int = VERTICES) -> JobGraph:
         vertices.append(JobVertex(f"{number:032x}", f"v{number}", workers, max_parallelism(workers), (operator,)))
         if number:
             edges.append(JobEdge(number, f"{number - 1:032x}", f"v{number - 1}", f"{number:032x}", 0, Partitioning.REBALANCE))
-    config = JobConfig(checkpoint_timeout_ms=60_000, state_backend="filesystem")
+    config = JobConfig(checkpoint_interval_ms=interval_ms, checkpoint_timeout_ms=60_000, state_backend="filesystem")
     return JobGraph(f"acks-{workers}", tuple(vertices), tuple(edges), config)
 
 
@@ -209,10 +208,12 @@ def serving(root: Path = ROOT, *, tls: bool = False) -> Iterator[Sidecar]:
 
 
 @contextmanager
-def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, list[Speaker]]]:
+def speaking(
+    sidecar: Sidecar, workers: int, graph: JobGraph | None = None
+) -> Iterator[tuple[RestClient, str, list[Speaker]]]:
     """A running job with workers that process nothing."""
     client = RestClient(sidecar.url, sidecar.token)
-    accepted = client.submit(Submission(make_graph(workers), fresh=True))
+    accepted = client.submit(Submission(graph or make_graph(workers), fresh=True))
     speakers = [Speaker(sidecar.url, sidecar.token, accepted.job_id, slot, workers) for slot in range(workers)]
     try:
         for speaker in speakers:
@@ -232,7 +233,10 @@ def speaking(sidecar: Sidecar, workers: int) -> Iterator[tuple[RestClient, str, 
 class Acknowledging:
     """A job whose workers acknowledge checkpoint after checkpoint while `run` runs."""
 
-    def __init__(self, client: RestClient, job_id: str, speakers: list[Speaker], pool: Executor, batch_size: int) -> None:
+    def __init__(
+        self, client: RestClient | None, job_id: str, speakers: list[Speaker], pool: Executor, batch_size: int
+    ) -> None:
+        """`client` asks for each checkpoint; None: the job's interval does."""
         self._client = client
         self._job_id = job_id
         self._speakers = speakers
@@ -244,7 +248,8 @@ class Acknowledging:
         """Acknowledgements taken, and for how long they were posted: at least `seconds`. Raises RuntimeError if one was refused."""
         clock, taken, checkpoints = 0.0, 0, 0
         while clock < seconds:
-            self._client._call("POST", f"/v1/jobs/{self._job_id}/checkpoints", b"{}")
+            if self._client is not None:
+                self._client._call("POST", f"/v1/jobs/{self._job_id}/checkpoints", b"{}")
             bodies = [speaker.encode_acks(speaker.command(TriggerCheckpoint), self._batch_size) for speaker in self._speakers]
             began = time.perf_counter()
             taken += sum(self._pool.map(Speaker.post_acks, self._speakers, bodies))
@@ -259,10 +264,12 @@ class Acknowledging:
         return taken, clock
 
 
-@contextlib.contextmanager
-def acknowledging(sidecar: Sidecar, workers: int, batch_size: int) -> Iterator[Acknowledging]:
-    with speaking(sidecar, workers) as (client, job_id, speakers), ThreadPoolExecutor(workers) as pool:
-        yield Acknowledging(client, job_id, speakers, pool, batch_size)
+@contextmanager
+def acknowledging(sidecar: Sidecar, workers: int, batch_size: int, interval_ms: int | None = None) -> Iterator[Acknowledging]:
+    """`interval_ms` between checkpoints; None: each is asked for by a user, which makes what viewers see too old at once."""
+    graph = make_graph(workers) if interval_ms is None else make_graph(workers, interval_ms=interval_ms)
+    with speaking(sidecar, workers, graph) as (client, job_id, speakers), ThreadPoolExecutor(workers) as pool:
+        yield Acknowledging(client if interval_ms is None else None, job_id, speakers, pool, batch_size)
 
 
 def measure_one(sidecar: Sidecar, workers: int, batch_size: int, seconds: float) -> Row:

@@ -33,6 +33,8 @@ from holdfast.barriers.messages import CheckpointKind, TriggerCheckpoint
 INTERVAL_MS = 1_000
 BEAT_S = 2.0
 ACKS_AT_ONCE = 256
+ACKED_INTERVAL_MS = 10
+"""Between the checkpoints that are acknowledged beside dashboards."""
 DASHBOARDS, LOOK_S = 20, 2.0
 _ANY = 999_999_999
 _ANY_ID = b'"checkpoint_id":999999999'
@@ -307,9 +309,10 @@ def looking(sidecar: Sidecar, job_id: str, count: int) -> Iterator[Viewers]:
 
 
 def measure_dashboards(seconds: float, rounds: int) -> Row:
-    """What 20 dashboards cost in acknowledgements a second: the median of `rounds` pairs of stretches, with them and without, one
-    right behind the other, since a machine's speed changes by more than they cost. Before, the share of a core that the sidecar
-    takes for the dashboards alone, which wake it from its sleep each time: beside acknowledgements a look costs less.
+    """What 20 dashboards cost in acknowledgements a second, of the job that they look at: the median of `rounds` pairs of stretches,
+    with them and without, one right behind the other, since a machine's speed changes by more than they cost. Before, the share
+    of a core that the sidecar takes for the dashboards alone, which wake it from its sleep each time: beside acknowledgements a
+    look costs less.
 
     What the viewers' own process takes of a core is told beside it (`viewers_cores`): it may share one with whoever acknowledges,
     and that is no cost of the sidecar."""
@@ -318,7 +321,7 @@ def measure_dashboards(seconds: float, rounds: int) -> Row:
         idle = _cores(sidecar, seconds)
         with looking(sidecar, watched, DASHBOARDS) as watching:
             cores = _cores(sidecar, 2 * seconds) - idle
-        with acknowledging(sidecar, 4, ACKS_AT_ONCE) as load, looking(sidecar, watched, DASHBOARDS) as counted:
+        with acknowledging(sidecar, 4, ACKS_AT_ONCE, ACKED_INTERVAL_MS) as load, looking(sidecar, watched, DASHBOARDS) as counted:
             load.run(seconds)
             for number in range(rounds):
                 for looks_on in (number % 2 == 0, number % 2 == 1):
