@@ -310,9 +310,9 @@ def looking(sidecar: Sidecar, job_id: str, count: int) -> Iterator[Viewers]:
 
 def measure_dashboards(seconds: float, rounds: int) -> Row:
     """What 20 dashboards cost in acknowledgements a second, of the job that they look at: the median of `rounds` pairs of
-    stretches, with them and without, one right behind the other, since a machine's speed changes by more than they cost. Before, the share
-    of a core that the sidecar takes for the dashboards alone, which wake it from its sleep each time: beside acknowledgements a
-    look costs less.
+    stretches, with them and without, one right behind the other, since a machine's speed changes by more than they cost. Before,
+    the share of a core that the sidecar takes for the dashboards alone, which wake it from its sleep each time: beside
+    acknowledgements a look costs less.
 
     What the viewers' own process takes of a core is told beside it (`viewers_cores`): it may share one with whoever acknowledges,
     and that is no cost of the sidecar."""
