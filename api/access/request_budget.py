@@ -4,6 +4,7 @@ The worker protocol takes from no bucket: what viewers ask for must never hold u
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -28,9 +29,11 @@ class RequestBudget:
         self.refused = 0
         """Since the start."""
 
-    def take(self, key: str, *, per_s: float, now_ms: int) -> int:
-        """Take a request of a key that may make `per_s` a second; 0, or the ms until it may ask again, at least 1."""
+    def take(self, key: str, *, per_s: float, now_ms: int, count: int = 1) -> int:
+        """Take some requests of a key that may make `per_s` a second, or none of them; 0, or the ms until it may ask for so many
+        again, at least 1. More than may come at once are taken of a bucket that lacks one, and are owed."""
         full = max(1.0, per_s * BURST_S)
+        needed = min(count, max(1.0, full - 1))
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(full, now_ms)
@@ -39,11 +42,11 @@ class RequestBudget:
         self._buckets.move_to_end(key)
         bucket.level = min(full, bucket.level + max(0, now_ms - bucket.at_ms) * per_s / 1000)
         bucket.at_ms = now_ms
-        if bucket.level >= 1:
-            bucket.level -= 1
+        if bucket.level >= needed:
+            bucket.level -= count
             return 0
         self.refused += 1
-        return max(1, round((1 - bucket.level) * 1000 / per_s))
+        return max(1, math.ceil((needed - bucket.level) * 1000 / per_s - 1e-6))
 
     def __len__(self) -> int:
         return len(self._buckets)

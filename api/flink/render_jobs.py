@@ -239,7 +239,7 @@ class _SameGraph:
         return id(self.graph)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=16)  # each holds its graph
 def _plan(job_id: str, same: _SameGraph) -> schemas.Plan:
     graph = same.graph
     nodes = [

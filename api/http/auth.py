@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Iterable
 
@@ -43,9 +44,9 @@ CALLER = "holdfast.caller"
 RECHECK = "holdfast.recheck"
 """Key of the scope under which a coroutine function is that decides again, for answers that last: it raises as this module does."""
 
-TAKE_REQUEST = "holdfast.take_request"
-"""Key of the scope under which a function is that counts one more request of the caller, for those that are several: 0, or the ms
-until it may ask again."""
+TAKE_REQUESTS = "holdfast.take_requests"
+"""Key of the scope under which a function is that counts so many more requests of the caller, for one that is several: 0, or the ms
+until it may ask for as many again, and for the one that brought them."""
 
 SHARED_FACTOR = 5
 """The service's own token, and all that looks at jobs together, may have so many times the requests of one issued token."""
@@ -92,7 +93,7 @@ class CheckAccess:
                     self._audit.note(refused(scope, status_of(error)))
                 await refuse(error, send)
                 return
-            scope[TAKE_REQUEST] = functools.partial(self._wait_ms, caller, access)
+            scope[TAKE_REQUESTS] = functools.partial(self._wait_ms, caller, access)
             prove(scope, CallerKind.CLIENT)
             wait_ms = self._wait_ms(caller, access)
             if wait_ms:
@@ -115,16 +116,19 @@ class CheckAccess:
             return HERE
         raise AuthenticationError("missing or wrong bearer token")
 
-    def _wait_ms(self, caller: Caller, access: Access) -> int:
-        """0, or the time until the caller may ask again. The worker protocol has no such bound: viewers must never hold it up."""
+    def _wait_ms(self, caller: Caller, access: Access, more: int = 0) -> int:
+        """0, or the time until the caller may ask again; of one request, or of so many more. The worker protocol has no such bound:
+        viewers must never hold it up."""
         if access is Access.WORK:
             return 0
         now_ms = time.monotonic_ns() // 1_000_000
         per_s = self._per_s if caller.account else self._per_s * SHARED_FACTOR
-        wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms)
+        count = max(1, more)
+        wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms, count=count)
         if not wait_ms and access is Access.VIEW and caller.account:  # the owner is heard beside any number of viewers
-            wait_ms = self._requests.take(_ALL, per_s=self._per_s * SHARED_FACTOR, now_ms=now_ms)
-        return wait_ms
+            per_s = self._per_s * SHARED_FACTOR
+            wait_ms = self._requests.take(_ALL, per_s=per_s, now_ms=now_ms, count=count)
+        return wait_ms + math.ceil(1000 / per_s) if wait_ms and more else wait_ms
 
     async def _refuse_later(self, wait_ms: int, send: Send) -> None:
         text = "too many requests: this token, or all viewers together, ask too often"

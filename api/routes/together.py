@@ -5,6 +5,7 @@ nothing beside them."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.errors import status_of
 from holdfast.api.flink import schemas
-from holdfast.api.http.auth import CALLER, TAKE_REQUEST, check_request, refuse, refused
+from holdfast.api.http.auth import CALLER, TAKE_REQUESTS, check_request, refuse, refused
 from holdfast.api.http.origin import header_of
 from holdfast.api.routes.common import ERRORS
 from holdfast.api.routes.viewed import (
@@ -38,6 +39,8 @@ from holdfast.api.routes.viewed import (
     unmodified,
 )
 from holdfast.barriers.codec import ERROR_HEADER
+from holdfast.coordinator.dispatcher.job_log import printable
+from holdfast.coordinator.views import Moment
 from holdfast.statebackends.errors import AccessDeniedError, HoldfastError, InvalidConfigError, TooManyRequestsError
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
@@ -78,7 +81,7 @@ class AnswerOfPath(schemas.Record):
     as_of_ms: int
     """Until when the answer is known to have been so, ms since the epoch; 0 for an error."""
     body: Any
-    """The path's own answer."""
+    """The path's own answer; null if it has none, as of a redirection."""
 
 
 class AnswersTogether(schemas.Record):
@@ -154,11 +157,19 @@ class AnswerTogether:
             self._check(each)
         _take_requests(scope, len(scopes) - 1)
 
+        moments = await asyncio.gather(*map(self._kept.moment_now, scopes))  # those that wait for a view wait at one time
         condition = header_of(scope, b"if-none-match").decode("latin-1")
-        headers = await _headers_now(self._kept, paths, scopes) if condition else {}
+        headers = _headers_now(paths, moments) if condition else {}
         if headers and is_known(condition, headers["ETag"]):
             return unmodified(headers)
-        return _response(paths, [await self._kept.read(each) for each in scopes])
+        return _response(paths, [await self._read(each, moment) for each, moment in zip(scopes, moments, strict=True)])
+
+    async def _read(self, scope: Scope, moment: Moment | None) -> Answered:
+        try:
+            return await self._kept.read(scope, moment)
+        except Exception as error:
+            error.add_note(f"it was to answer {printable(scope['path'], _PATH_CHARS_SHOWN_MAX)}")
+            raise
 
     def _check(self, scope: Scope) -> None:
         """Raises AccessDeniedError and NotFoundError as if the path had been asked for by itself."""
@@ -178,18 +189,16 @@ def _scope_of(scope: Scope, path: str) -> Scope:
     return {**ours, **more, "headers": [], _TOGETHER: True}
 
 
-def _take_requests(scope: Scope, count: int) -> None:
-    """Raises TooManyRequestsError if the caller may not make so many."""
-    take: Callable[[], int] = scope[TAKE_REQUEST]
-    for _ in range(count):
-        wait_ms = take()
-        if wait_ms:
-            raise TooManyRequestsError("too many requests: each path counts as one", retry_after_ms=wait_ms)
+def _take_requests(scope: Scope, more: int) -> None:
+    """Raises TooManyRequestsError if the caller may not make so many more."""
+    take: Callable[[int], int] = scope[TAKE_REQUESTS]
+    wait_ms = take(more) if more else 0
+    if wait_ms:
+        raise TooManyRequestsError("too many requests: each path counts as one", retry_after_ms=wait_ms)
 
 
-async def _headers_now(kept: KeptAnswers, paths: Sequence[str], scopes: Iterable[Scope]) -> dict[str, str]:
+def _headers_now(paths: Sequence[str], moments: Sequence[Moment | None]) -> dict[str, str]:
     """Of an answer with all of these; empty if one of them is not known."""
-    moments = [await kept.moment_now(scope) for scope in scopes]
     known = [moment for moment in moments if moment is not None]
     return _headers(paths, map(etag_of, known), (each.as_of_ms for each in known)) if len(known) == len(moments) else {}
 
@@ -207,7 +216,7 @@ def _response(paths: Sequence[str], answers: Sequence[Answered]) -> Response:
     as_of_ms = [_as_of_ms(each) for each in answers]
     parts = [
         b'{"status":%d,"error":%s,"as_of_ms":%d,"body":%s}'
-        % (each.status, msgspec.json.encode(each.header(ERROR_HEADER)), moment, each.body)
+        % (each.status, msgspec.json.encode(each.header(ERROR_HEADER)), moment, each.body or b"null")
         for each, moment in zip(answers, as_of_ms, strict=True)
     ]
     are_all_known = all(each.status == HTTPStatus.OK for each in answers)

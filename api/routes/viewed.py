@@ -227,7 +227,12 @@ class KeptAnswers:
             await self._pass_on(key, scope, receive, send)
             return
         self._kept.move_to_end(key)
-        await self._answer_from_views(key, kept, scope, receive, send)
+        try:
+            moment = await moment_of(self._service, kept.job_id, diagnosed=kept.diagnosed)
+        except HoldfastError:  # FastAPI has it, too, and answers it
+            await self._pass_on(key, scope, receive, send)
+            return
+        await self._answer(key, kept, moment, scope, receive, send)
 
     async def moment_now(self, scope: Scope) -> Moment | None:
         """Of the views that the answer to a GET is from; None if nothing is known of it."""
@@ -239,21 +244,16 @@ class KeptAnswers:
         except HoldfastError:
             return None
 
-    async def read(self, scope: Scope) -> Answered:
-        """The answer to a GET that no connection brought."""
-        answered = Answered()
-        await self(scope, _no_body, answered.take)
+    async def read(self, scope: Scope, moment: Moment | None) -> Answered:
+        """The answer to a GET that no connection brought. `moment`: as `moment_now` has told."""
+        answered, key = Answered(), (scope["path"], scope["query_string"])
+        kept = self._kept.get(key)
+        if kept is None or moment is None:
+            await self(scope, _no_body, answered.take)
+        else:
+            self._kept.move_to_end(key)
+            await self._answer(key, kept, moment, scope, _no_body, answered.take)
         return answered
-
-    async def _answer_from_views(
-        self, key: tuple[str, bytes], kept: _Kept, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        try:
-            moment = await moment_of(self._service, kept.job_id, diagnosed=kept.diagnosed)
-        except HoldfastError:  # FastAPI has it, too, and answers it
-            await self._pass_on(key, scope, receive, send)
-            return
-        await self._answer(key, kept, moment, scope, receive, send)
 
     async def _answer(
         self, key: tuple[str, bytes], kept: _Kept, moment: Moment, scope: Scope, receive: Receive, send: Send

@@ -191,10 +191,9 @@ class BarrierTracker:
     def _align(self, event: BarrierEvent) -> list[BarrierAction]:
         """Let go of channels whose snapshot is taken or can't come any more, and hold the one that has brought its barrier."""
         if isinstance(event, BarrierReceived):
-            checkpoint_id = event.barrier.checkpoint_id
-            self._reached[event.channel] = max(checkpoint_id, self._reached.get(event.channel, 0))
+            self._reach(event.channel, event.barrier.checkpoint_id)
         elif isinstance(event, CancelReceived):
-            self._reached[event.channel] = max(event.checkpoint_id, self._reached.get(event.channel, 0))
+            self._reach(event.channel, event.checkpoint_id)
         released = tuple(channel for channel, awaited in sorted(self._waiting.items()) if not self._can_come(awaited))
         for channel in released:
             self._pass(self._waiting.pop(channel))
@@ -206,6 +205,14 @@ class BarrierTracker:
             else:
                 self._pass(event.barrier.checkpoint_id)
         return actions
+
+    def _reach(self, channel: int, checkpoint_id: int) -> None:
+        """A channel has come to an id. One that is to stay aligned has passed the lower ones that it skipped."""
+        self._reached[channel] = max(checkpoint_id, self._reached.get(channel, 0))
+        if channel in self._aligned:
+            for entry in self._pending.values():
+                if entry.checkpoint_id < checkpoint_id and channel in entry.awaited:
+                    entry.is_passed = True
 
     def _pass(self, checkpoint_id: int) -> None:
         """An aligned channel goes on behind its barrier. If the channel that skipped the id ends, its barrier counts as come."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from holdfast.api.access.audit_log import read_audit
@@ -181,6 +183,52 @@ def test_each_path_counts_as_a_request(tmp_path: Path) -> None:
         refused = ask(served, *OF_A_JOB[:4], token=viewer)
         assert refused.status == 429
         assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_who_waits_as_told_is_answered(tmp_path: Path) -> None:
+    """Also with more paths than requests that may come at once."""
+    paths = [f"{AT}?x={number}" for number in range(together.PATHS_MAX)]
+    with serving(FakeCoordinator(), tmp_path, requests_per_s_max=4) as served:
+        viewer = issue(served, "viewer")["token"]
+        refused = ask(served, *paths, token=viewer)
+        while refused.status == 200:
+            refused = ask(served, *paths, token=viewer)
+        fields = msgspec.json.decode(refused.headers["x-holdfast-fields"])
+        assert not Event().wait(fields["retry_after_ms"] / 1000)
+        assert ask(served, *paths, token=viewer).status == 200
+
+
+def test_a_redirection_has_no_body(served: Served) -> None:
+    for _ in range(2):
+        (part,) = ask(served, "/v1/jobs/overview/").body["answers"]
+        assert part["status"] in (307, 404)
+
+
+def test_jobs_that_do_not_answer_are_waited_for_at_one_time(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that is known once: what comes is not asked for again."""
+    assert ask(served, *OF_A_JOB).status == 200
+    asked = list[str]()
+    now = coordinator.moment_now
+
+    def late(job_id: str | None = None, *, diagnosed: bool = False) -> MomentNow:
+        asked.append("known" if len(asked) % 2 else "waits")
+        found = now(job_id, diagnosed=diagnosed)
+        return found
+
+    monkeypatch.setattr(coordinator, "moment_now", late)
+    assert ask(served, *OF_A_JOB).status == 200
+    assert len(asked) == len(OF_A_JOB)
+
+
+def test_a_bug_names_its_path(served: Served, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(served, *OF_A_JOB).status == 200
+    coordinator.error = ZeroDivisionError("no")
+    found = ask(served, f"{AT}?bug=1")
+    assert found.status == 500
+    assert found.body["errors"] == ["internal error: ZeroDivisionError"]
+    assert f"it was to answer {AT}" in caplog.text
 
 
 def test_it_is_one_request_of_its_route(tmp_path: Path) -> None:

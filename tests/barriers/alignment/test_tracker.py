@@ -175,6 +175,19 @@ def test_a_channel_that_is_not_there_can_not_stay_aligned() -> None:
         BarrierTracker(2, aligned=frozenset({2}))
 
 
+def is_marker(event: Event) -> bool:
+    return event.kind in ("barrier", "cancel")
+
+
+def test_an_aligned_channel_that_skipped_an_id_and_ended_is_in_no_snapshot_of_it() -> None:
+    tracker = BarrierTracker(3, aligned=frozenset({0}))
+    handle(tracker, BarrierReceived(1, barrier(1)))
+    handle(tracker, BarrierReceived(2, barrier(1)))
+    assert handle(tracker, BarrierReceived(0, barrier(2))) == [BlockChannel(0)]
+    assert handle(tracker, BarrierReceived(1, barrier(3))) == [UnblockChannels((0,))]
+    assert handle(tracker, ChannelEnded(0)) == []
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(given_input=gate_inputs(skips=True), mask=st.integers(0, 15))
 def test_the_cut_of_aligned_channels_is_exact_and_none_waits_for_what_can_not_come(
@@ -189,6 +202,9 @@ def test_the_cut_of_aligned_channels_is_exact_and_none_waits_for_what_can_not_co
             own = [index for index, event in enumerate(scripts[channel]) if event == Event("barrier", channel, checkpoint_id)]
             if own:
                 assert cut["abcd"[channel]] == sum(event.kind == "record" for event in scripts[channel][: own[0]])
+            later = [index for index, event in enumerate(scripts[channel]) if event.number > checkpoint_id and is_marker(event)]
+            if not own and later:
+                assert cut["abcd"[channel]] <= sum(event.kind == "record" for event in scripts[channel][: later[0]])
     ids = [[99 if event.kind == "end" else event.number for event in script if event.kind != "record"] for script in scripts]
     reached = [max(each, default=0) for each in ids]
     newest = max((number for each in ids for number in each if number < 99), default=0)
