@@ -37,7 +37,6 @@ ACKED_INTERVAL_MS = 10
 """Between the checkpoints that are acknowledged beside dashboards."""
 DASHBOARDS, LOOK_S = 20, 2.0
 _ANY = 999_999_999
-_ANY_ID = b'"checkpoint_id":999999999'
 
 LOOKS_AT = ("", "/checkpoints", "/health", "/series?metric=records_in_per_second")
 """What pages of a job show, below `/v1/jobs/<id>`, and ask for in one request."""
@@ -67,6 +66,11 @@ class Load:
 LOADS = (Load("10,000 subtasks", 1, 250, 40, 400), Load("200 jobs", 200, 1, 16, 600))
 
 
+def _packed(number: int) -> bytes:
+    """As msgpack has large numbers: small ones may have as many bytes."""
+    return b"\xce" + number.to_bytes(4, "big")
+
+
 class SpokenJob:
     """A running job that checkpoints every second, a thread for each of its workers."""
 
@@ -91,14 +95,19 @@ class SpokenJob:
                 if self._ending.is_set():
                     return
                 if isinstance(command, TriggerCheckpoint):
-                    speaker.post_acks([body.replace(_ANY_ID, b'"checkpoint_id":%d' % command.checkpoint_id)])
+                    taken = speaker.post_acks([body.replace(_packed(_ANY), _packed(command.checkpoint_id))])
+                    if not taken:
+                        raise RuntimeError(f"no acknowledgement of checkpoint {command.checkpoint_id} was taken")
                 if time.monotonic() - last >= BEAT_S:
                     last, count = time.monotonic(), count + 1
                     speaker.beat(count)
 
     def _acknowledgements(self, speaker: Speaker) -> bytes:
-        """Of all its subtasks, in one body as a worker posts it: encoded once, so that the sidecar is what is measured."""
+        """Of all its subtasks, in one body as a worker posts it: encoded once, so that the sidecar is what is measured. Raises
+        RuntimeError unless it has the number of the checkpoint once for each."""
         (body,) = speaker.encode_acks(TriggerCheckpoint(speaker.attempt, _ANY, 0, CheckpointKind.CHECKPOINT, ""), ACKS_AT_ONCE)
+        if body.count(_packed(_ANY)) != speaker.vertices:
+            raise RuntimeError("acknowledgements are not encoded as they are counted here")
         return body
 
     def close(self, client: RestClient) -> None:

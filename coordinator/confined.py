@@ -26,6 +26,8 @@ KILLED_SECONDS_MAX = 5.0
 _LOOK_S, _POLL_S = 0.25, 0.02
 """Between two looks whether a process has ended whose output is still open, or closed."""
 _CHUNK_BYTES = 1 << 16
+_STARTED_BY = "HOLDFAST_STARTED_BY"
+"""Variable of the environment of a confined process: the process that started it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -85,7 +87,7 @@ class ConfinedProcess:
     def run(self, command: Sequence[str], request: bytes) -> Ended:
         """Start the command in a session of its own, with the import path of this process, and wait for its end. Its standard
         error is dropped. Nothing of it is left: whatever of its session is alive then is killed."""
-        environment = {**os.environ, "PYTHONPATH": import_path()}
+        environment = {**os.environ, "PYTHONPATH": import_path(), _STARTED_BY: str(os.getpid())}
         with self._lock:
             if self._is_killed:
                 return Ended(ProcessEnd.KILLED, detail="it was ended before it began")
@@ -203,6 +205,8 @@ def bound_process(memory_bytes_max: int, seconds_max: int) -> None:
     the thread that started this one."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.environ.get(_STARTED_BY, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)  # it died before this process could ask to die with it
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     for kind, most in ((resource.RLIMIT_DATA, memory_bytes_max), (resource.RLIMIT_CPU, seconds_max)):

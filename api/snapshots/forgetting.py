@@ -24,17 +24,19 @@ from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.snapshots.maintenance import dispose_of
 from holdfast.api.snapshots.snapshot import open_snapshot, target_of
 from holdfast.api.version import VERSION
-from holdfast.coordinator.dispatcher.submit import Starter, check_ended, erase_checkpoints
+from holdfast.coordinator.dispatcher.submit import Starter, erase_checkpoints, fence_ended
 from holdfast.coordinator.drills.store import erase_drills
+from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob
 from holdfast.coordinator.ha.records import LabelRecord, SavepointRecord, decode_record
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import erase_history
-from holdfast.coordinator.ownership.erasures import GIVEN
-from holdfast.coordinator.ownership.labels import derive_keeping, find_keeping
+from holdfast.coordinator.ownership.erasures import find_older
+from holdfast.coordinator.ownership.labels import Mark, remove_passing
 from holdfast.statebackends.errors import (
     CorruptStateError,
+    FencedError,
     ForgetError,
     HoldfastError,
     InvalidConfigError,
@@ -59,7 +61,10 @@ from holdfast.statebackends.storage.port import DeleteFolder, ListFiles, ListFol
 
 FORMAT = "holdfast-forget-certificate"
 PREFIX = "forgotten-"
-"""Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`."""
+"""Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`; earlier versions gave the first
+8 digits of the job's id."""
+_ABOVE_ALL = 1 << 62
+"""An id above those of all checkpoints."""
 
 STATES_MAX = 100
 
@@ -68,6 +73,8 @@ NOT_COVERED = {
     "also the input that the job keeps in sources/",
     "output": "what sinks wrote, staged and committed",
     "copies": "copies of snapshots that were made elsewhere, and backups; give savepoints that no record names with --snapshot",
+    "operator_lists": "lists of operators that are not keyed, which the result has as they were: records that wait for answers, "
+    "what sinks have staged",
     "local_copies": "copies of state on the disks of workers' hosts, but those below --local here: workers delete them at the "
     "job's end, unless they were killed",
     "object_versions": "older versions of deleted objects, where a bucket keeps versions",
@@ -132,7 +139,8 @@ def forget(
     stays, and the certificate is not complete if there is one.
 
     A coordinator may run beside it: no job that has a recorded end has a leader, and the job is fenced before anything is deleted.
-    Raises ForgetError where the job has no snapshot, or one is another job's. JobExistsError for a job without a recorded end;
+    Of two calls for one job the later one goes on. Raises ForgetError where the job has no snapshot, one is another job's, or
+    another call began meanwhile. JobExistsError for a job without a recorded end;
     NotFoundError, InvalidConfigError, InFlightStateError, CorruptStateError, StorageUnavailableError."""
     if not 1 <= len(states) <= STATES_MAX:
         raise InvalidConfigError(f"1..{STATES_MAX} states can be named, not {len(states)}", setting="state")
@@ -187,6 +195,8 @@ class ForgetCall:
         self._further: dict[str, set[tuple[str, str]]] = {}
         """By location: states with a table that another tool has put more into than rows."""
         self._erased_at = 0
+        self._epoch: int | None = None
+        """Of a job that has ended: what this call has fenced it with."""
         self._not_covered: Mapping[str, str] = NOT_COVERED
 
     @property
@@ -199,24 +209,50 @@ class ForgetCall:
         return Noted(f"FORGET {what} {self.key_hash} {names}"[:500], self._job_id, f"uid {os.getuid()}", "", "admin", "", status)
 
     def run(self, began: Callable[[], None]) -> Certificate:
-        """`began`: called once it is known that there is something to do, before anything is written."""
+        """`began`: called once it is known that there is something to do, before any state is written or deleted."""
+        try:
+            return self._run(began)
+        except HoldfastError as error:
+            if not self._is_fenced():
+                raise
+            message = f"another call or coordinator works on job {self._job_id} since a moment; nothing more is deleted: ask again"
+            raise ForgetError(message, job=self._job_id) from error
+
+    def _run(self, began: Callable[[], None]) -> Certificate:
+        starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
+        self._epoch = run_flow(fence_ended(self._job_id, starter), self._storage)
         job = run_flow(read_job(self._paths), self._storage)
-        check_ended(job)
         source = self._newest(job)
         erased: dict[str, int] = {}
         result = self._existing(source)
         began()
+        self._delete_unfinished()
         if result is None and source is not None:
             result, erased = self._written(source)
         if result is None and source is None and not self._found(job):
             message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
             raise ForgetError(message, job=self._job_id)
-        self._delete(job, result)
+        self._delete(job, result, starter)
         self._erase_records()
         for directory in self._local:
             for folder in delete_copies(directory, self._job_id):
                 self._kept[folder] = "its worker lives still, or it can't be deleted"
-        return self._certificate(result, erased)
+        certificate = self._certificate(result, erased)
+        self._check_alone()
+        return certificate
+
+    def _is_fenced(self) -> bool:
+        try:
+            self._check_alone()
+        except HoldfastError as error:
+            return isinstance(error, FencedError)
+        return False
+
+    def _check_alone(self) -> None:
+        """Raise FencedError once another call has begun for a job that has ended: it may have read what this one is about to
+        delete, and have written that anew."""
+        if self._epoch is not None:
+            run_flow(check_leadership(self._paths, self._epoch), self._storage)
 
     # ------------------------------------------------------------------------------------------------------------- look
 
@@ -303,8 +339,7 @@ class ForgetCall:
     # ------------------------------------------------------------------------------------------------------------ write
 
     def _existing(self, source: StoredSnapshot | None) -> StoredSnapshot | None:
-        """The result of an earlier call, or the newest snapshot itself, if it is clean. Folders without a snapshot, which a call
-        that died has left, are deleted: nothing reads them."""
+        """The result of an earlier call, or the newest snapshot itself, if it is clean."""
         if source is not None:
             for which in self._states:
                 for state in chosen_states(source, [which]).values():
@@ -312,25 +347,43 @@ class ForgetCall:
             if source.metadata.kind != "checkpoint" and self._is_clean(source):
                 return source
         floor = source.metadata.checkpoint_id if source is not None else 0
-        usable = [found for found in self._results() if found.metadata.checkpoint_id >= floor and self._is_clean(found)]
+        usable = [found for found in self._results() if found.metadata.checkpoint_id >= floor and self._is_usable(found)]
         return max(usable, key=lambda each: each.metadata.checkpoint_id, default=None)
 
+    def _is_usable(self, result: StoredSnapshot) -> bool:
+        """A damaged one, which two calls of earlier versions may have left, is deleted with the others."""
+        try:
+            return self._is_clean(result)
+        except CorruptStateError:
+            return False
+
     def _results(self) -> Iterator[StoredSnapshot]:
+        for name in self._result_names():
+            try:
+                found = open_snapshot(f"{self._directory}/{name}")
+            except NotFoundError:
+                continue
+            if found.metadata.job_id == self._job_id:
+                yield found
+
+    def _result_names(self) -> list[str]:
+        """Folders in which results are, or were to be; those with the short form of the job's id may be another job's."""
+        names: list[str] = open_storage(self._directory).execute(ListFolder(""))
+        prefixes = (f"{PREFIX}{self._job_id}-", f"{PREFIX}{self._job_id[:8]}-")
+        return [name.rstrip("/") for name in names if name.startswith(prefixes) and name.endswith("/")]
+
+    def _delete_unfinished(self) -> None:
+        """Folders without a snapshot, which a call that died has left: nothing reads them, and one that lives is fenced."""
         storage = open_storage(self._directory)
-        prefix = f"{PREFIX}{self._job_id[:8]}-"
-        names: list[str] = storage.execute(ListFolder(""))
-        for name in names:
-            if name.startswith(prefix) and name.endswith("/"):
-                found = self._opened(f"{self._directory}/{name.rstrip('/')}")
-                if found is not None:
-                    yield found
-                else:
-                    storage.execute(DeleteFolder(name.rstrip("/")))
+        for name in self._result_names():
+            if name.startswith(f"{PREFIX}{self._job_id}-") and self._opened(f"{self._directory}/{name}") is None:
+                self._check_alone()
+                storage.execute(DeleteFolder(name))
 
     def _written(self, source: StoredSnapshot) -> tuple[StoredSnapshot, dict[str, int]]:
         """A savepoint without the key, and the rows that it lacks. What is no copy of a table that was read is read back. Raises
         ForgetError if rows are amiss."""
-        name = f"{PREFIX}{self._job_id[:8]}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
+        name = f"{PREFIX}{self._job_id}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
         place: Place = target_of(f"{self._directory}/{name}")
         written, before, known = erase_key(source, self._states, self._key, place.storage, place.folder)
         after = self._counted(written, known)
@@ -342,21 +395,16 @@ class ForgetCall:
 
     # ----------------------------------------------------------------------------------------------------------- delete
 
-    def _delete(self, job: RecordedJob, result: StoredSnapshot | None) -> None:
-        """Delete the job's checkpoints, and its savepoints that may hold the key, but the result."""
+    def _delete(self, job: RecordedJob, result: StoredSnapshot | None, starter: Starter) -> None:
+        """Delete the job's checkpoints, and its savepoints that may hold the key, but the result. What stays is told by what is
+        there, not by what was done."""
+        assert self._epoch is not None
         completed = [each for each in job.with_fact(CheckpointFact.COMPLETED) if not isinstance(each.decision, SavepointRecord)]
-        starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
-        refused = run_flow(erase_checkpoints(self._job_id, starter), self._storage)
-        left = run_flow(read_job(self._paths), self._storage) if refused else job
-        labels = run_flow(find_keeping(left), self._storage) if refused else {}
-        for entry in completed:
-            number = entry.checkpoint_id
-            if number not in refused:
-                self._deleted.append(self._location(entry))
-            elif number in labels:
-                self._kept[self._location(entry)] = derive_keeping(labels[number])
-            else:
-                self._kept[self._location(entry)] = GIVEN if number in left.given or entry.owner else "it is there still: ask again"
+        run_flow(remove_passing(self._paths, job, Mark(starter.nonce, starter.now_ms)), self._storage)
+        run_flow(erase_checkpoints(self._job_id, starter, self._epoch), self._storage)
+        left = run_flow(find_older(self._paths, _ABOVE_ALL), self._storage)
+        self._kept |= {f"{self._root}/{path}": why or "it is there still: ask again" for path, why in left.items()}
+        self._deleted += [self._location(each) for each in completed if self._location(each) not in self._kept]
         for place in self._found(job):
             if result is None or place != result.location:
                 self._delete_savepoint(place)
@@ -375,6 +423,7 @@ class ForgetCall:
             is_there = True
         if not is_there:
             return
+        self._check_alone()
         try:
             dispose_of(place)
         except HoldfastError as error:
@@ -427,6 +476,8 @@ class ForgetCall:
             counts = self._counted(found)
             if any(counts.get(which, (0, 0))[0] for which in chosen):
                 self._kept[place] = "it holds the key"
+            elif (result is None or place != result.location) and not self._is_clean(found):
+                self._kept[place] = "it came meanwhile, and may hold the key in a form that is not read: ask again"
             verified[place] = sum(total for which, (_, total) in counts.items() if which in chosen)
             others = [which for which, (rows, _) in counts.items() if rows and which not in chosen]
             remaining += [f"{place}: {uid}/{state}" for uid, state in others]

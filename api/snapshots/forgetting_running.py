@@ -30,7 +30,6 @@ NOT_COVERED_LIVE = {
     "input that the job keeps in sources/",
     "in_flight": "later checkpoints and savepoints, which hold what came behind the barrier: state of the key that was made anew, "
     "and records in flight",
-    "operator_lists": "lists of operators that are not keyed: records that wait for answers, what sinks have staged",
     "local_copies": "copies on hosts whose worker was killed: living workers delete those of older checkpoints; and files of the "
     "running attempt in working folders, until it ends",
     "late_history": "records of the history that the job's leader had still to write: 5 s, minutes while storage failed; and what "
@@ -77,15 +76,39 @@ class _RunningForget(ForgetCall):
         self._not_covered = NOT_COVERED_LIVE
         self._drops_seconds_max = drops_seconds_max
 
-    def run(self, began: Callable[[], None]) -> Certificate:
+    def _run(self, began: Callable[[], None]) -> Certificate:
         job = run_flow(read_job(self._paths), self._storage)
         result = self._erased(job)
         began()
         self._await_drops()
-        for place in self._found(job):
-            self._delete_savepoint(place)
+        self._delete_savepoints()
         self._erase_records()
         return self._certificate(result, {})
+
+    def _delete_savepoints(self) -> None:
+        """The job is read anew for each: it may have been submitted from one of them meanwhile."""
+        looked_at = set[str]()
+        while True:
+            job = run_flow(read_job(self._paths), self._storage)
+            place = next((each for each in self._found(job) if each not in looked_at), None)
+            if place is None:
+                return
+            looked_at.add(place)
+            if place == self._needed(job):
+                self._kept[place] = "the job was started from it, and has no checkpoint of its own yet: ask again"
+            else:
+                self._delete_savepoint(place)
+
+    def _needed(self, job: RecordedJob) -> str:
+        """Location of what the newest submission would begin from again; empty: its job has completed a checkpoint since."""
+        newest = job.newest_submission
+        base = newest.base if newest is not None else None
+        if newest is None or base is None:
+            return ""
+        points = job.with_fact(CheckpointFact.COMPLETED)
+        if any(each.is_recovery_point and each.checkpoint_id >= newest.first_checkpoint_id for each in points):
+            return ""
+        return self._absolute(base.folder).rstrip("/")
 
     def _erased(self, job: RecordedJob) -> StoredSnapshot:
         entry = job.checkpoints.get(self._erased_at)

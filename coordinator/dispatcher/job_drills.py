@@ -3,7 +3,7 @@ found is remembered and told to the job's leader for its history.
 
 A drill harms no job: it runs at a lower priority than anything else, one at a time, reads alone, and one that hangs or dies is an
 outcome like any other. It decides nothing about a job. A label keeps a checkpoint from being deleted meanwhile; one that is left
-over, since this process died, is removed at the next drill, or when a job with scheduled ones is led again."""
+over, since this process died, is removed when the job is led again, or at the next drill."""
 
 from __future__ import annotations
 
@@ -127,8 +127,7 @@ class JobDrills:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads
-            self._unpin(job_id, pin)
-            self._end(job_id, view, DrillReport(error=str(error)))
+            self._end(job_id, view, DrillReport(error=str(error)), pin)
             raise StorageUnavailableError(f"no drill can be begun now: {error}") from error
         return view
 
@@ -275,8 +274,7 @@ class JobDrills:
                 break
             self._load(job_id)
             self._preloaded.add(job_id)
-            if any(each.job_id == job_id and each.drill_interval_ms is not None for each in services):
-                self._remove_pins(job_id)
+            self._remove_pins(job_id)
         for job_id in self._seen_ms.keys() - {each.job_id for each in services if each.drill_interval_ms is not None}:
             del self._seen_ms[job_id]
             self._due_ms.pop(job_id, None)
@@ -313,10 +311,7 @@ class JobDrills:
         except Exception as error:
             logger.exception("the drill of %s failed", printable(view.location))
             report = DrillReport(error=f"internal error: {type(error).__name__}")
-        try:
-            self._unpin(job_id, pin)
-        finally:
-            self._end(job_id, view, report)
+        self._end(job_id, view, report, pin)
 
     def _execute(self, location: str) -> DrillReport:
         request = msgspec.json.encode(DrillRequest(location, max(1, int(self._seconds_max))))
@@ -346,10 +341,12 @@ class JobDrills:
         except HoldfastError:
             return True
 
-    def _end(self, job_id: str, view: DrillView, report: DrillReport) -> None:
+    def _end(self, job_id: str, view: DrillView, report: DrillReport, pin: str) -> None:
+        """The label goes last: who forgets a key waits for it, and then erases outcomes, which may quote the key."""
         ended = view.ended(report, self._clock.wall_ms())
         try:
             self._store(job_id, ended)
+            self._unpin(job_id, pin)
         finally:
             self._ended(job_id, ended)
         runner = self._registry.find(job_id)

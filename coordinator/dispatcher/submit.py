@@ -157,16 +157,20 @@ def clear_ended(job_id: str, starter: Starter) -> Flow[None]:
     yield from release_subsumed(paths, epoch, job)
 
 
-def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
-    """Delete every checkpoint of an ended job with all files in their folders, aborted and half-deleted ones too; registers of
-    savepoints stay. Idempotent after a crash. Returns the ids of those that stay: another job has claimed them, or a label keeps
-    them.
-
-    Raises JobExistsError for a job that has not ended, NotFoundError."""
+def fence_ended(job_id: str, starter: Starter) -> Flow[int]:
+    """Take the next epoch of an ended job; returns it. Raises JobExistsError for a job that has not ended, NotFoundError."""
     paths = JobPaths(job_id)
-    recorded = yield from read_job(paths)
-    check_ended(recorded)
-    epoch = yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms))
+    check_ended((yield from read_job(paths)))
+    return (yield from become_leader(paths, LeaderRecord(1, starter.nonce, starter.url, starter.now_ms)))
+
+
+def erase_checkpoints(job_id: str, starter: Starter, epoch: int) -> Flow[None]:
+    """Delete every checkpoint of an ended job with all files in their folders, aborted and half-deleted ones too; registers of
+    savepoints stay, and what another job has claimed or a label keeps. Idempotent after a crash. `epoch`: as `fence_ended` gave it.
+
+    Raises FencedError once a later epoch exists, JobExistsError for a job that has not ended, NotFoundError."""
+    paths = JobPaths(job_id)
+    yield from check_leadership(paths, epoch)
     takeover = Takeover(epoch, starter.nonce, starter.now_ms)
     job = yield from _fence_submissions(paths, takeover)
     check_ended(job)
@@ -182,11 +186,9 @@ def erase_checkpoints(job_id: str, starter: Starter) -> Flow[tuple[int, ...]]:
             yield DeleteFolder(f"{job_id}/{name.rstrip('/')}")
     left = yield from read_job(paths)
     completed = left.with_fact(CheckpointFact.COMPLETED)
-    stay = tuple(sorted(each.checkpoint_id for each in completed if not isinstance(each.decision, SavepointRecord)))
-    if not stay:
+    if all(isinstance(each.decision, SavepointRecord) for each in completed):
         yield from check_leadership(paths, epoch)
         yield from discard_shared(paths, left.shared)
-    return stay
 
 
 def check_ended(job: RecordedJob) -> None:

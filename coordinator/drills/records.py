@@ -132,15 +132,18 @@ def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView],
     """Whether the newest checkpoint is to be drilled now.
 
     `newest_id`: of the newest completed one, -1: none. `started_ms`: when the job began here, before which no drill can have been
-    due. The same checkpoint is drilled again only if nothing was found out about it; a clock that went back costs one drill. Behind
-    an error the pause is `retry_pause_ms`: storage that failed for a minute would leave a daily drill out for a day."""
+    due. The same checkpoint is drilled again only if nothing was found out about it. Drills of a time to come, by a clock that
+    was ahead, say no more than that. Behind an error the pause is `retry_pause_ms`: storage that failed for a minute would leave a
+    daily drill out for a day."""
     if interval_ms is None or newest_id < 0 or any(drill.state is DrillState.RUNNING for drill in drills):
         return False
-    last = max(drills, key=lambda drill: drill.started_ms, default=None)
-    if last is not None and last.checkpoint_id == newest_id and last.state is not DrillState.ERROR:
+    past = [drill for drill in drills if drill.started_ms <= now_ms]
+    last = max(past, key=lambda drill: drill.started_ms, default=None)
+    newest = [drill for drill in drills if drill.started_ms > now_ms] + ([last] if last is not None else [])
+    if any(drill.checkpoint_id == newest_id and drill.state is not DrillState.ERROR for drill in newest):
         return False
     since_ms = last.started_ms if last is not None else started_ms
-    return now_ms - since_ms >= retry_pause_ms(interval_ms, drills) or now_ms < since_ms
+    return now_ms - since_ms >= retry_pause_ms(interval_ms, past)
 
 
 def retry_pause_ms(interval_ms: int, drills: Sequence[DrillView]) -> int:

@@ -387,6 +387,17 @@ def remove_label(paths: JobPaths, label: str, mark: Mark, checkpoint_id: int | N
     return tuple(having)
 
 
+def remove_passing(paths: JobPaths, job: RecordedJob, mark: Mark) -> Flow[None]:
+    """Remove labels that drills and forgettings have given, of a job that has ended: nobody has use for them any more. A drill
+    that is still under way ends in an error, at most."""
+    if not job.labelled:
+        return
+    known = yield from read_labels(paths)
+    for view in known.labels:
+        if DRILLING_LABEL.fullmatch(view.label) is not None or FORGETTING_LABEL.fullmatch(view.label) is not None:
+            yield from _change(view.folder, mark, remove=view.label)
+
+
 def find_label(job_id: str, known: LabelList, label: str) -> LabelView:
     """The snapshot that a label names. Raises NotFoundError, and InvalidConfigError if several have it."""
     check_label(label)

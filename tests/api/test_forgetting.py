@@ -19,7 +19,7 @@ from holdfast.api.access.audit_log import read_audit
 from holdfast.api.cli.main import app
 from holdfast.api.directory_guard import without_coordinator
 from holdfast.api.snapshots import forgetting
-from holdfast.api.snapshots.forgetting import Certificate, forget
+from holdfast.api.snapshots.forgetting import Certificate, ForgetCall, forget
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.submit import Starter, erase_checkpoints
@@ -29,21 +29,25 @@ from holdfast.coordinator.ha.leadership import open_directory
 from holdfast.coordinator.ha.records import (
     ClaimRecord,
     LeaderRecord,
+    OwnerRecord,
     ResultRecord,
     SavepointRecord,
     SubmissionRecord,
+    VoidRecord,
     encode_record,
 )
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.records import encode_line
 from holdfast.coordinator.history.store import HistoryQuery, erase_history, read_history
-from holdfast.coordinator.ownership.labels import DRILLED, Mark, add_label, remove_label
+from holdfast.coordinator.ownership.erasures import GIVEN
+from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
 from holdfast.statebackends.layout import JobPaths, label_path
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.erase import count_rows, erase_key
+from holdfast.statebackends.state_processor.writing import ClaimedFolder
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import (
     DeleteFile,
@@ -392,7 +396,7 @@ def test_it_runs_beside_a_coordinator_and_a_submission_that_came_before_it_is_sa
     with pytest.raises(hf.JobExistsError):
         forgotten(tmp_path / "other")
     with pytest.raises(hf.JobExistsError):
-        run_flow(erase_checkpoints(JOB, Starter("late", "", "", 1)), storage)
+        run_flow(erase_checkpoints(JOB, Starter("late", "", "", 1), 2), storage)
     assert (other / paths.checkpoint(7) / "_metadata").exists()
 
 
@@ -410,15 +414,108 @@ def test_what_a_label_keeps_or_another_job_has_stays_and_the_certificate_is_not_
     assert files_with(tmp_path, KEY) == []
 
 
-def test_a_drill_that_keeps_a_checkpoint_is_named(tmp_path: Path) -> None:
+def test_labels_that_drills_and_forgettings_left_keep_nothing_of_an_ended_job(tmp_path: Path) -> None:
     storage = LocalStorage(make_job(tmp_path))
-    for number, label in ((6, f"drilling{'0f' * 8}"), (7, f"drilling{'1f' * 8}"), (7, "audit")):
+    for number, label in ((6, f"drilling{'0f' * 8}"), (7, f"forgetting{'1f' * 8}"), (7, "audit")):
         run_flow(add_label(JobPaths(JOB), number, label, Mark("n", 1)), storage)
     kept = forgotten(tmp_path).kept
-    assert kept[f"{storage.root}/{JOB}/chk-6"] == DRILLED
-    assert kept[f"{storage.root}/{JOB}/chk-7"] == "a label keeps it", "it stays behind the drill, too"
-    Path(storage.root, label_path(f"{JOB}/chk-7", 2)).write_bytes(b"{")
+    assert kept == {f"{storage.root}/{JOB}/chk-7": "a label keeps it"}
+    Path(storage.root, label_path(f"{JOB}/chk-7", 3)).write_bytes(b"{")
     assert forgotten(tmp_path).kept[f"{storage.root}/{JOB}/chk-7"] == "its labels can't be read, and may keep it"
+
+
+@pytest.mark.parametrize("owner", ["c" * 32, ""])
+def test_a_checkpoint_that_another_job_has_or_a_user_is_deleting_is_named(tmp_path: Path, owner: str) -> None:
+    storage, paths = LocalStorage(make_job(tmp_path)), JobPaths(JOB)
+    record = OwnerRecord(owner, "directory", "n2", 1, folder=f"{storage.root}/{paths.checkpoint(6)}", root=storage.root)
+    storage.execute(PutIfAbsent(paths.submission(2), encode_record(VoidRecord(2, 1, "n2", given=6, owner=record))))
+    certificate = forgotten(tmp_path)
+    assert not certificate.is_complete
+    assert certificate.kept == {f"{storage.root}/{paths.checkpoint(6)}": GIVEN}
+    assert {Path(each).parent.name for each in files_with(tmp_path, KEY)} == {"chk-6"}
+
+
+STEPS = ("erase_key", "_delete", "remove_passing", "erase_drills", "erase_history")
+"""Of a call: before each of them another one runs as a whole."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_of_two_calls_the_later_one_goes_on_and_the_earlier_certifies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """For another key, so that what one has written the other must not take for clean."""
+    make_job(tmp_path)
+    others = list[Certificate]()
+    place: Any = ForgetCall if step == "_delete" else forgetting
+    one = getattr(place, step)
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(place, step, one)
+        others.append(forgotten(tmp_path, key="UA"))
+        return one(*arguments)
+
+    monkeypatch.setattr(place, step, meanwhile)
+    with pytest.raises(hf.ForgetError, match="another call or coordinator works on job"):
+        forgotten(tmp_path)
+    (later,) = others
+    assert later.is_complete, later.kept
+    assert "UA" not in values_of(later.result)
+    assert values_of(later.result)["WN"] == 3
+    again = forgotten(tmp_path)
+    assert again.is_complete, again.kept
+    assert set(values_of(again.result)) == {"WN"}
+    assert files_with(tmp_path, KEY) == []
+
+
+def test_an_unfinished_result_is_deleted_by_the_later_call_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of writing: what the earlier call goes on to write is none."""
+    make_job(tmp_path)
+    others, finish = list[Certificate](), ClaimedFolder.finish
+
+    def meanwhile(folder: ClaimedFolder, *arguments: Any) -> Any:
+        monkeypatch.setattr(ClaimedFolder, "finish", finish)
+        others.append(forgotten(tmp_path, key="UA"))
+        return finish(folder, *arguments)
+
+    monkeypatch.setattr(ClaimedFolder, "finish", meanwhile)
+    with pytest.raises((hf.ForgetError, hf.CorruptStateError)):
+        forgotten(tmp_path)
+    assert others[0].is_complete, others[0].kept
+    again = forgotten(tmp_path)
+    assert again.is_complete, again.kept
+    assert set(values_of(again.result)) == {"WN"}
+    assert len(list((tmp_path / "savepoints").glob("forgotten-*"))) == 1
+
+
+def test_a_damaged_result_holds_up_no_later_call(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    broken = Path(forgotten(tmp_path).result)
+    shutil.rmtree(tmp_path / "state")
+    shutil.rmtree(tmp_path / "savepoints" / "savepoint-5", ignore_errors=True)
+    keep = tmp_path / "kept"
+    shutil.move(broken, keep)
+    make_job(tmp_path / "anew")
+    shutil.move(keep, tmp_path / "anew" / "savepoints" / broken.name)
+    next(path for path in (tmp_path / "anew" / "savepoints" / broken.name).glob("*.*") if path.stat().st_size).unlink()
+    certificate = forgotten(tmp_path / "anew")
+    assert certificate.is_complete, certificate.kept
+    assert not (tmp_path / "anew" / "savepoints" / broken.name).exists()
+
+
+def test_results_of_another_job_with_the_same_first_digits_stay(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    other = f"{JOB[:8]}{'7' * 24}"
+    folder = tmp_path / "savepoints" / f"forgotten-{other}-7-0a0a0a0a"
+    short = tmp_path / "savepoints" / f"forgotten-{JOB[:8]}-7-0b0b0b0b"
+    for each in (folder, short):
+        found = write(tmp_path, each.name, SOME, canonical=True, storage=LocalStorage(tmp_path / "savepoints"))
+        (each / "_metadata").write_bytes(encode_metadata(msgspec.structs.replace(found.metadata, job_id=other)))
+    unfinished = tmp_path / "savepoints" / f"forgotten-{other}-8-0c0c0c0c"
+    unfinished.mkdir()
+    (unfinished / "part").write_bytes(b"x")
+    assert forgotten(tmp_path).is_complete
+    assert all((each / "_metadata").exists() for each in (folder, short))
+    assert (unfinished / "part").exists()
 
 
 def test_copies_on_this_host_are_deleted_unless_their_worker_lives(tmp_path: Path) -> None:

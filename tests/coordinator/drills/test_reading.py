@@ -110,6 +110,11 @@ def view(checkpoint_id: int, started_ms: int, state: DrillState = DrillState.PAS
         ([view(7, 50, DrillState.ERROR)], 7, 1_000, True),
         ([view(6, 50, DrillState.RUNNING)], 7, 1_000, False),
         ([view(6, 5_000)], 7, 1_000, True),
+        ([view(6, 5_000)], 7, 99, False),
+        ([view(7, 5_000)], 7, 1_000, False),
+        ([view(7, 5_000, DrillState.ERROR)], 7, 1_000, True),
+        ([view(5, 5_000), view(6, 950)], 7, 1_000, False),
+        ([view(5, 5_000), view(6, 900)], 7, 1_000, True),
     ],
 )
 def test_when_the_next_drill_is_due(drills: list[DrillView], newest: int, now_ms: int, due: bool) -> None:
