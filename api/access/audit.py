@@ -13,9 +13,10 @@ that no line tells of was taken out by somebody else."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -434,7 +435,9 @@ class AuditVerifier:
             self._problem(path, 0, f"file {expected} of chain {chain} is missing")
         self._next_file[chain] = number + 1
         self._paths.add(path)
-        if content and not content.endswith(b"\n"):
+        if not content:
+            self._problem(path, 0, "it is empty")
+        elif not content.endswith(b"\n"):
             self._problem(path, 0, "its last line is cut off")
         for index, raw in enumerate(content.splitlines(), 1):
             self._lines += 1
@@ -450,6 +453,8 @@ class AuditVerifier:
 
     def _check(self, path: str, index: int, chain: str, line: AuditLine) -> None:
         self._learn(line)
+        lines = line.count if line.kind == FURTHER else 0
+        self._named += [_NamedEnd(path, index, other, ChainEnd(lines, head)) for other, head in line.heads.items()]
         begin = self._begins.get(chain)
         if begin is not None and begin[2] is None:
             self._begins[chain] = *begin[:2], line
@@ -461,8 +466,6 @@ class AuditVerifier:
         elif line.before != self._heads.get(chain, NO_HASH):
             self._problem(path, index, f"the line before it in chain {chain} was changed")
         self._number[chain] = line.number + 1
-        lines = line.count if line.kind == FURTHER else 0
-        self._named += [_NamedEnd(path, index, other, ChainEnd(lines, head)) for other, head in line.heads.items()]
 
     def _learn(self, line: AuditLine) -> None:
         for chain, mark in line.pruned.items():
@@ -500,11 +503,6 @@ class AuditVerifier:
         return AuditReport(len(self._next_file), len(self._paths), self._lines, problems, pruned)
 
     @property
-    def paths(self) -> Set[str]:
-        """Files that were added."""
-        return self._paths
-
-    @property
     def broken(self) -> frozenset[str]:
         """Chains whose lines, of those that were read, don't follow each other."""
         return frozenset(parse_audit_path(each.path)[0] for each in self._problems)
@@ -512,6 +510,31 @@ class AuditVerifier:
     def _was_pruned(self, chain: str, end: ChainEnd) -> bool:
         mark = self.marks.get(chain)
         return mark is not None and (0 < end.lines < mark.line or end.head in (mark.head, *mark.named))
+
+    def evidence(self, contents: Iterable[bytes]) -> frozenset[str]:
+        """Chains that somebody has changed, of those whose oldest files were added: their lines don't follow each other, or their
+        beginning is gone and no line tells of it, of these files or of others, which `contents` gives. Those are only searched for
+        what they tell of deletions."""
+        unexplained = {chain for chain in self._begins if not self._is_told_of(chain, self.marks.get(chain))}
+        others = iter(contents)
+        while unexplained and (content := next(others, None)) is not None:
+            told = AuditVerifier()
+            told._learn_all(content)
+            unexplained -= {chain for chain in unexplained if self._is_told_of(chain, told.marks.get(chain))}
+        return self.broken | unexplained
+
+    def _learn_all(self, content: bytes) -> None:
+        for raw in content.splitlines():
+            if b'"pruned"' in raw:
+                with contextlib.suppress(*UNDECODABLE):
+                    self._learn(decode_json(raw, AuditLine))
+
+    def _is_told_of(self, chain: str, mark: PrunedChain | None) -> bool:
+        """Whether a line tells that what is missing of a chain's beginning was deleted. A deletion that was cut off leaves more."""
+        _, file, first = self._begins[chain]
+        if mark is None or first is None or file > mark.file:
+            return False
+        return file < mark.file or (first.number, first.before) == (mark.line, mark.head)
 
     @property
     def hashes(self) -> Mapping[str, set[str]]:
@@ -579,13 +602,12 @@ def _beyond(
 def mark_pruned(
     chosen: Mapping[str, int], deleted: AuditVerifier, named: Mapping[str, Sequence[str]], kept: Collection[str]
 ) -> dict[str, PrunedChain]:
-    """What a `pruned` line says of the files that were `chosen`. `deleted`: has read all of them; `named`: chain -> its ends that
-    lines which are kept name; `kept`: chains of which something is left. What deleted lines said of other deletions is said again.
-
-    A chain whose lines don't follow each other is left out, and to be left alone: it is evidence."""
+    """What a `pruned` line says of the files that were `chosen`, none of a chain that is evidence. `deleted`: has read all of them;
+    `named`: chain -> its ends that lines which are kept name; `kept`: chains of which something is left. What deleted lines said
+    of other deletions is said again."""
     marks = dict(deleted.marks)
     for chain, file in chosen.items():
-        if chain not in deleted.heads or chain in deleted.broken:
+        if chain not in deleted.heads:
             continue
         older = marks.pop(chain).named if chain in marks else ()
         ends = {head for head in named.get(chain, ()) if head in deleted.hashes[chain] or head in older}

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -65,9 +65,10 @@ FILE_BYTES_MAX = 1024 * 1024
 class AuditLog:
     """The log of one process. `note` may be called from any thread and never blocks on storage."""
 
-    def __init__(self, location: str) -> None:
-        """`location`: the state directory."""
+    def __init__(self, location: str, *, prunes: bool = True) -> None:
+        """`location`: the state directory. `prunes`: whether this process deletes the oldest files of a log that is too large."""
         self._location = location
+        self._prunes = prunes
         self._lock = threading.Lock()
         self._recorder: AuditRecorder | None = None
         self._further: AuditRecorder | None = None
@@ -84,6 +85,10 @@ class AuditLog:
         self._is_failing = False
         self._looked_s = -PRUNE_EVERY_S
         """When the size of the log was last looked at."""
+        self._evidence = frozenset[str]()
+        """Chains that somebody has changed: they are left alone."""
+        self._asked = list[threading.Event]()
+        """Who waits until all that was noted is stored."""
 
     def note(self, noted: Noted) -> None:
         """Record a request; in storage a second later."""
@@ -123,13 +128,20 @@ class AuditLog:
             return
         self._thread = thread
 
-    def close(self) -> None:
-        """Write what waits, for FLUSH_S at most. Idempotent."""
+    def store(self, seconds: float) -> bool:
+        """Write what waits, without waiting for more; whether it is stored by then."""
+        stored = threading.Event()
+        with self._lock:
+            self._asked.append(stored)
+        return stored.wait(seconds)
+
+    def close(self, seconds: float = FLUSH_S) -> None:
+        """Write what waits, for so long at most. Idempotent."""
         with self._lock:
             self._stopping.set()
             thread = self._thread
         if thread is not None:
-            thread.join(FLUSH_S)
+            thread.join(seconds)
 
     def _run(self) -> None:
         storage: Storage | None = None
@@ -137,8 +149,14 @@ class AuditLog:
             is_last = self._stopping.wait(WRITE_EVERY_MS / 1000)
             try:
                 storage = storage or open_storage(self._location)
-                self._write(storage, is_last=is_last)
-                if not is_last:
+                with self._lock:
+                    asked = tuple(self._asked)
+                self._write(storage, is_last=is_last or bool(asked))
+                with self._lock:
+                    del self._asked[: len(asked)]
+                for stored in asked:
+                    stored.set()
+                if self._prunes and not is_last:
                     self._prune(storage)
                 self._is_failing = False
             except Exception as error:  # whatever it is, later lines are tried again: nothing else starts this thread anew
@@ -177,33 +195,55 @@ class AuditLog:
         if now_s - self._looked_s < PRUNE_EVERY_S:
             return
         self._looked_s = now_s
-        assert self._recorder is not None
-        facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
-        own = [each.chain for each in self._recorders()]
-        chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in facts], own)
-        paths = in_order([each.path for each in facts])
-        gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
-        if not gone:
+        found = self._find_pruned(storage)
+        if found is None:
             return
-        left = [path for path in paths if path not in set(gone)]
-        deleted, named = AuditVerifier(), _named_ends(left, storage)
-        for path in gone:
-            content = run_flow(_read(path), storage)
-            if not content:
-                return  # another coordinator deletes them at the moment
-            for _ in deleted.add(path, content):
-                pass
-        if deleted.broken:
-            log.warning("chains %s of the audit log were changed: nothing of them is deleted", ", ".join(sorted(deleted.broken)))
+        gone, left, deleted, chosen = found
+        named = _named_ends(left, storage)
         with self._lock:
+            assert self._recorder is not None
             marks = mark_pruned(chosen, deleted, named, {parse_audit_path(path)[0] for path in left})
             self._recorder.prune(marks, now_ms=_now_ms(), wall_ms=_wall_ms())
         self._write(storage, is_last=True)
-        for path in gone:
+        for path in self._meanwhile(gone, storage):
             chain, number = parse_audit_path(path)
-            if chain not in deleted.broken and (chain not in marks or number < marks[chain].file):
+            if chain in marks and number < marks[chain].file:
                 storage.execute(DeleteFile(path))
         log.info("the audit log was too large: its oldest %d files are deleted", len(gone))
+
+    def _find_pruned(self, storage: Storage) -> tuple[list[str], list[str], AuditVerifier, dict[str, int]] | None:
+        """Files that are to go, those that are left, what the former say, and the first file that is kept of each chain. None: all
+        have room, or another coordinator deletes them at the moment."""
+        facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
+        own = [each.chain for each in self._recorders()]
+        while True:
+            known = [fact for fact in facts if parse_audit_path(fact.path)[0] not in self._evidence]
+            chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in known], own)
+            paths = in_order([each.path for each in facts])
+            gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
+            left = [path for path in paths if path not in set(gone)]
+            deleted = AuditVerifier()
+            for path in self._meanwhile(gone, storage):
+                content = run_flow(_read(path), storage)
+                if content is None:
+                    return None
+                for _ in deleted.add(path, content):
+                    pass
+            others = (run_flow(_read(path), storage) or b"" for path in self._meanwhile(left, storage))
+            changed = deleted.evidence(others) - self._evidence
+            if not changed:
+                return (gone, left, deleted, chosen) if gone else None
+            log.warning("chains %s of the audit log were changed: nothing of them is deleted", ", ".join(sorted(changed)))
+            self._evidence |= changed
+
+    def _meanwhile(self, paths: Iterable[str], storage: Storage) -> Iterator[str]:
+        """The same; lines that come meanwhile are written between them."""
+        written_s = time.monotonic()
+        for path in paths:
+            if time.monotonic() - written_s >= WRITE_EVERY_MS / 1000:
+                self._write(storage, is_last=False)
+                written_s = time.monotonic()
+            yield path
 
     def _begin(self, heads: Mapping[str, str]) -> None:
         with self._lock:
@@ -227,7 +267,7 @@ def _named_ends(paths: Sequence[str], storage: Storage) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for path in paths:
         if parse_audit_path(path)[1] == 0:
-            for line in AuditVerifier().add(path, run_flow(_read(path), storage)):
+            for line in AuditVerifier().add(path, run_flow(_read(path), storage) or b""):
                 for chain, head in line.heads.items() if line.kind != FURTHER else ():
                     named.setdefault(chain, []).append(head)
     return named
@@ -251,29 +291,29 @@ def read_heads() -> Flow[dict[str, str]]:
     for chain, paths in groupby(in_order([fact.path for fact in facts]), key=lambda path: parse_audit_path(path)[0]):
         if chain in kept:
             *_, last = paths
-            for _ in verifier.add(last, (yield from _read(last))):
+            for _ in verifier.add(last, (yield from _read(last)) or b""):
                 pass
     return dict(verifier.heads)
 
 
-def _read(path: str) -> Flow[bytes]:
+def _read(path: str) -> Flow[bytes | None]:
+    """None: it is not there any more."""
     try:
         content: bytes = yield ReadFile(path, 0, FILE_BYTES_MAX)
     except ObjectMissingError:
-        return b""
+        return None
     return content
 
 
 def verify_audit(location: str) -> AuditReport:
-    """Verify every chain of a state directory; once more where files go meanwhile, which a coordinator deletes. Raises
-    StorageUnavailableError."""
+    """Verify every chain of a state directory; once more where something is amiss: files come and go while they are listed and
+    read, and what somebody changed stays. Raises StorageUnavailableError."""
     for _ in range(VERIFICATIONS_MAX):
         verifier = AuditVerifier()
         for _ in _lines(location, verifier):
             pass
         report = verifier.report()
-        left: list[str] = open_storage(location).execute(ListFiles(AUDIT_FOLDER))
-        if report.is_whole or verifier.paths <= set(left):
+        if report.is_whole:
             break
     return report
 
@@ -319,7 +359,7 @@ def read_audit_page(location: str, after: str, limit: int) -> AuditPage:
             return AuditPage(tuple(lines), _next(place, skipped))
         read += 1
         verifier = AuditVerifier()
-        for line in list(verifier.add(path, run_flow(_read(path), storage)))[::-1][skipped:]:
+        for line in list(verifier.add(path, run_flow(_read(path), storage) or b""))[::-1][skipped:]:
             if len(lines) == limit:
                 return AuditPage(tuple(lines), _next(place, skipped))
             lines.append(line)
@@ -346,7 +386,9 @@ def _lines(location: str, verifier: AuditVerifier) -> Iterator[AuditLine]:
     storage = open_storage(location)
     paths: list[str] = storage.execute(ListFiles(AUDIT_FOLDER))
     for path in in_order(paths):
-        yield from verifier.add(path, run_flow(_read(path), storage))
+        content = run_flow(_read(path), storage)
+        if content is not None:
+            yield from verifier.add(path, content)
 
 
 def _now_ms() -> int:

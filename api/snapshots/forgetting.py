@@ -41,10 +41,12 @@ from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     NotFoundError,
+    StorageUnavailableError,
 )
 from holdfast.statebackends.layout import JobPaths, parse_label_name
 from holdfast.statebackends.local_recovery.copies import delete_copies
 from holdfast.statebackends.serialization.key_texts import KeyOf
+from holdfast.statebackends.snapshot.parts import named_files
 from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
 from holdfast.statebackends.state_processor.erase import (
     Count,
@@ -67,6 +69,9 @@ _ABOVE_ALL = 1 << 62
 """An id above those of all checkpoints."""
 
 STATES_MAX = 100
+AUDIT_SECONDS_MAX = 60.0
+"""Longest that a call waits for its lines of the audit log: behind storage that is slow it reads the ends of a hundred chains
+first."""
 
 NOT_COVERED = {
     "sources": "what the job reads: a restart behind the snapshot, or an empty one, reads the key again if it is there; "
@@ -151,13 +156,19 @@ def forget(
 
 
 def audited(root: str, work: ForgetCall) -> Certificate:
-    """Do it, with a line of the audit log when it begins and when it ends."""
-    audit = AuditLog(root)
+    """Do it, with a line of the audit log when it begins, which is stored before anything is deleted, and when it ends."""
+    audit = AuditLog(root, prunes=False)
+
+    def begin() -> None:
+        audit.note(work.noted("begun", 202))
+        if not audit.store(AUDIT_SECONDS_MAX):
+            raise StorageUnavailableError(f"the audit log could not be written within {AUDIT_SECONDS_MAX:g} s: nothing was deleted")
+
     try:
-        certificate = work.run(lambda: audit.note(work.noted("begun", 202)))
+        certificate = work.run(begin)
         audit.note(work.noted("complete" if certificate.is_complete else "incomplete", 200 if certificate.is_complete else 409))
     finally:
-        audit.close()
+        audit.close(AUDIT_SECONDS_MAX)
     return certificate
 
 
@@ -276,7 +287,7 @@ class ForgetCall:
             if (found := self._opened(self._location(entry))) is not None:
                 return found
         others = [found for place in self._found(job) if (found := self._opened(place)) is not None]
-        others = [*self._results(), *others]  # of two with the same id the first one
+        others = [*filter(_has_all_files, self._results()), *others]  # of two with the same id the first one
         return max(others, key=lambda each: each.metadata.checkpoint_id, default=None)
 
     def _location(self, entry: RecordedCheckpoint) -> str:
@@ -499,6 +510,13 @@ class ForgetCall:
             erased_at=self._erased_at,
             not_covered={**self._not_covered, **_foreign_bases(job)},
         )
+
+
+def _has_all_files(snapshot: StoredSnapshot) -> bool:
+    """Whether a snapshot has the files in its own folder that it names: two calls of earlier versions could leave one without."""
+    names = set(snapshot.storage.execute(ListFolder(snapshot.folder)))
+    own = (handle.path for handle, *_ in named_files(snapshot.metadata) if "/" not in handle.path)
+    return names.issuperset(own)
 
 
 def _foreign_bases(job: RecordedJob) -> dict[str, str]:

@@ -759,3 +759,62 @@ def test_what_was_changed_is_not_deleted(pruned: Pruned) -> None:
     pruned.run()
     assert set(found) <= set(verify_audit(str(pruned.folder)).problems)
     assert audit_path("a1", 0) in pruned.paths()
+
+
+def test_a_beginning_that_somebody_took_out_is_not_deleted_from(pruned: Pruned) -> None:
+    """Else a line of the log itself would tell of what was taken out."""
+    (pruned.folder / audit_path("a1", 0)).unlink()
+    found = verify_audit(str(pruned.folder)).problems
+    assert [each.problem for each in found] == ["file 0 of chain a1 is missing"]
+    for _ in range(6):
+        pruned.run()
+    assert set(found) <= set(verify_audit(str(pruned.folder)).problems)
+    assert audit_path("a1", 1) in pruned.paths()
+
+
+@pytest.mark.parametrize("damage", ["empty", "changed", "beginning"])
+def test_evidence_holds_up_no_other_deletion(pruned: Pruned, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setattr(audit, "KEPT_FILES_MAX", 2)
+    path = pruned.folder / audit_path("a1", 0 if damage == "beginning" else 1)
+    if damage == "beginning":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else path.read_bytes().replace(b'"stop"', b'"look"', 1))
+    found = verify_audit(str(pruned.folder)).problems
+    assert found
+    pruned.run()
+    left = pruned.paths()
+    assert len([each for each in left if parse_audit_path(each)[0] == "a1"]) == (5 if damage == "beginning" else 6)
+    assert len([each for each in left if parse_audit_path(each)[0] == "b2"]) < 3
+    after = set(verify_audit(str(pruned.folder)).problems)
+    assert {each for each in found if "a1" in each.path} <= after <= set(found)
+    lines = [each for each in read_audit(str(pruned.folder)) if each.kind == "pruned"]
+    assert [set(each.pruned) for each in lines] == [{"b2"}]
+    pruned.run()
+    assert len([each for each in read_audit(str(pruned.folder)) if each.kind == "pruned"]) <= 2
+
+
+def test_the_end_that_the_first_line_which_is_left_names_is_looked_for() -> None:
+    """A stopped process's last file is one line, which names the end of its further changes."""
+    recording = recorder("c3")
+    recording.note(STOP, now_ms=0, wall_ms=0)
+    files = [(ready.path, ready.content) for ready in files_of(recording)]
+    recording.name_further("c30f", audit.ChainEnd(5, "1" * 64), now_ms=10_000, wall_ms=3)
+    last = [(ready.path, ready.content) for ready in files_of(recording)]
+    deleted, pruning = AuditVerifier(), recorder("d4")
+    for path, content in files:
+        list(deleted.add(path, content))
+    number = parse_audit_path(last[0][0])[1]
+    pruning.prune(audit.mark_pruned({"c3": number}, deleted, {}, {"c3"}), now_ms=1, wall_ms=1)
+    verifier = AuditVerifier()
+    for path, content in [*last, *((ready.path, ready.content) for ready in files_of(pruning))]:
+        list(verifier.add(path, content))
+    assert [each.problem for each in verifier.report().problems] == ["the end of chain c30f that it names is missing"]
+
+
+def test_what_was_noted_is_stored_at_once_where_somebody_waits_for_it(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path), prunes=False)
+    log.note(STOP)
+    assert log.store(10)
+    assert [line.request for line in read_audit(str(tmp_path)) if line.request] == [STOP.request]
+    log.close()

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.api.access.audit_log import read_audit
+from holdfast.api.access.audit_log import AuditLog, read_audit
 from holdfast.api.cli.main import app
 from holdfast.api.directory_guard import without_coordinator
 from holdfast.api.snapshots import forgetting
@@ -433,6 +433,15 @@ def test_a_checkpoint_that_another_job_has_or_a_user_is_deleting_is_named(tmp_pa
     assert not certificate.is_complete
     assert certificate.kept == {f"{storage.root}/{paths.checkpoint(6)}": GIVEN}
     assert {Path(each).parent.name for each in files_with(tmp_path, KEY)} == {"chk-6"}
+
+
+def test_nothing_is_deleted_before_the_audit_log_says_that_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_job(tmp_path)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(AuditLog, "store", lambda log, seconds: False)
+    with pytest.raises(hf.StorageUnavailableError, match="nothing was deleted"):
+        forgotten(tmp_path)
+    assert before <= {path for path in tmp_path.rglob("*") if path.is_file()}
 
 
 STEPS = ("erase_key", "_delete", "remove_passing", "erase_drills", "erase_history")
