@@ -85,8 +85,6 @@ class AuditLog:
         self._is_failing = False
         self._looked_s = -PRUNE_EVERY_S
         """When the size of the log was last looked at."""
-        self._evidence = frozenset[str]()
-        """Chains that somebody has changed: they are left alone."""
         self._asked = list[threading.Event]()
         """Who waits until all that was noted is stored."""
 
@@ -216,8 +214,9 @@ class AuditLog:
         have room, or another coordinator deletes them at the moment."""
         facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
         own = [each.chain for each in self._recorders()]
+        evidence, suspected = frozenset[str](), frozenset[str]()
         while True:
-            known = [fact for fact in facts if parse_audit_path(fact.path)[0] not in self._evidence]
+            known = [fact for fact in facts if parse_audit_path(fact.path)[0] not in evidence]
             chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in known], own)
             paths = in_order([each.path for each in facts])
             gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
@@ -230,11 +229,15 @@ class AuditLog:
                 for _ in deleted.add(path, content):
                     pass
             others = (run_flow(_read(path), storage) or b"" for path in self._meanwhile(left, storage))
-            changed = deleted.evidence(others) - self._evidence
+            changed = deleted.evidence(others)
             if not changed:
                 return (gone, left, deleted, chosen) if gone else None
+            if not changed <= suspected:  # files that another coordinator deletes at the moment look alike
+                suspected |= changed
+                facts = storage.execute(DescribeFiles(AUDIT_FOLDER))
+                continue
             log.warning("chains %s of the audit log were changed: nothing of them is deleted", ", ".join(sorted(changed)))
-            self._evidence |= changed
+            evidence |= changed
 
     def _meanwhile(self, paths: Iterable[str], storage: Storage) -> Iterator[str]:
         """The same; lines that come meanwhile are written between them."""

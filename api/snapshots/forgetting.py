@@ -24,7 +24,7 @@ from holdfast.api.access.audit_log import AuditLog
 from holdfast.api.snapshots.maintenance import dispose_of
 from holdfast.api.snapshots.snapshot import open_snapshot, target_of
 from holdfast.api.version import VERSION
-from holdfast.coordinator.dispatcher.submit import Starter, erase_checkpoints, fence_ended
+from holdfast.coordinator.dispatcher.submit import Starter, check_ended, erase_checkpoints, fence_ended
 from holdfast.coordinator.drills.store import erase_drills
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob
@@ -230,13 +230,13 @@ class ForgetCall:
             raise ForgetError(message, job=self._job_id) from error
 
     def _run(self, began: Callable[[], None]) -> Certificate:
+        """Whatever is wrong with the request is found before the job is fenced: it must not end a call that has begun."""
+        self._look()
+        began()
         starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
         self._epoch = run_flow(fence_ended(self._job_id, starter), self._storage)
-        job = run_flow(read_job(self._paths), self._storage)
-        source = self._newest(job)
+        job, source, result = self._look()
         erased: dict[str, int] = {}
-        result = self._existing(source)
-        began()
         self._delete_unfinished()
         if result is None and source is not None:
             result, erased = self._written(source)
@@ -267,6 +267,13 @@ class ForgetCall:
 
     # ------------------------------------------------------------------------------------------------------------- look
 
+    def _look(self) -> tuple[RecordedJob, StoredSnapshot | None, StoredSnapshot | None]:
+        """The job, its newest snapshot, and the result of an earlier call if there is one. Changes nothing."""
+        job = run_flow(read_job(self._paths), self._storage)
+        check_ended(job)
+        source = self._newest(job)
+        return job, source, self._existing(source)
+
     def _found(self, job: RecordedJob) -> list[str]:
         """Locations of the job's savepoints that are recorded or given, each once."""
         recorded = [each.decision.folder for each in job.checkpoints.values() if isinstance(each.decision, SavepointRecord)]
@@ -280,7 +287,15 @@ class ForgetCall:
 
     def _newest(self, job: RecordedJob) -> StoredSnapshot | None:
         """The snapshot that the job would go on from: its newest recovery point, else the newest savepoint that is there, the
-        results of earlier calls included."""
+        results of earlier calls included. Raises CorruptStateError where that would be a result which has lost files: an older
+        snapshot must not take its place unseen."""
+        found = self._newest_whole(job)
+        for result in self._results():
+            if not _has_all_files(result) and (found is None or result.metadata.checkpoint_id > found.metadata.checkpoint_id):
+                raise CorruptStateError(f"{result.location} is the job's newest snapshot, and lacks files", path=result.location)
+        return found
+
+    def _newest_whole(self, job: RecordedJob) -> StoredSnapshot | None:
         completed = job.with_fact(CheckpointFact.COMPLETED)
         points = [each for each in completed if each.is_recovery_point and each.checkpoint_id not in job.given]
         for entry in sorted(points, key=lambda each: each.checkpoint_id, reverse=True):

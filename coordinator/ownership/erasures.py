@@ -13,6 +13,7 @@ from holdfast.statebackends.layout import JobPaths, parse_checkpoint_name, write
 from holdfast.statebackends.storage.port import Flow, ListFiles, ListFolder
 
 GIVEN = "another job has claimed it"
+HALF_DISPOSED = "its user began to dispose of it: finish that (holdfast snapshot dispose)"
 SHARED_BY_DRILLED = "a checkpoint refers to it that a drill reads: ask again when the drill has ended"
 PASSING = frozenset({"", DRILLED, SHARED_BY_DRILLED})
 """What `find_older` gives of what goes by itself, soon or when a drill has ended."""
@@ -49,12 +50,19 @@ def derive_older(
             continue
         is_claim_alone = entry is not None and entry.decision is None and all(map(_is_record, listed))
         if listed and not is_claim_alone:
-            is_given = number in job.given or (entry is not None and bool(entry.owner))
-            why = GIVEN if is_given else derive_keeping(labels[number]) if number in labels else ""
-            found[paths.checkpoint(number)] = why
+            labelled = derive_keeping(labels[number]) if number in labels else ""
+            found[paths.checkpoint(number)] = _why_given(job, number) or labelled
     kept = set(found.values()) - {""}
     held = "" if not kept else SHARED_BY_DRILLED if kept == {DRILLED} else "a checkpoint that is kept refers to it"
     return found | {f"{paths.shared}/{name}": held for name in job.shared if (writer_of(name) or 0) < checkpoint_id}
+
+
+def _why_given(job: RecordedJob, number: int) -> str:
+    """Empty: the checkpoint is the job's own."""
+    owner, entry = job.given.get(number), job.checkpoints.get(number)
+    if owner is not None and not owner.job_id:
+        return HALF_DISPOSED
+    return GIVEN if owner is not None or (entry is not None and entry.owner) else ""
 
 
 def _is_record(path: str) -> bool:

@@ -40,7 +40,7 @@ from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.records import encode_line
 from holdfast.coordinator.history.store import HistoryQuery, erase_history, read_history
-from holdfast.coordinator.ownership.erasures import GIVEN
+from holdfast.coordinator.ownership.erasures import GIVEN, HALF_DISPOSED
 from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
 from holdfast.statebackends.layout import JobPaths, label_path
 from holdfast.statebackends.local_recovery.copies import LocalRecovery
@@ -431,7 +431,7 @@ def test_a_checkpoint_that_another_job_has_or_a_user_is_deleting_is_named(tmp_pa
     storage.execute(PutIfAbsent(paths.submission(2), encode_record(VoidRecord(2, 1, "n2", given=6, owner=record))))
     certificate = forgotten(tmp_path)
     assert not certificate.is_complete
-    assert certificate.kept == {f"{storage.root}/{paths.checkpoint(6)}": GIVEN}
+    assert certificate.kept == {f"{storage.root}/{paths.checkpoint(6)}": GIVEN if owner else HALF_DISPOSED}
     assert {Path(each).parent.name for each in files_with(tmp_path, KEY)} == {"chk-6"}
 
 
@@ -509,6 +509,33 @@ def test_a_damaged_result_holds_up_no_later_call(tmp_path: Path) -> None:
     certificate = forgotten(tmp_path / "anew")
     assert certificate.is_complete, certificate.kept
     assert not (tmp_path / "anew" / "savepoints" / broken.name).exists()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_damaged_result_that_is_all_the_job_has_is_not_deleted(tmp_path: Path, older: bool) -> None:
+    """Nor is an older savepoint taken in its place."""
+    make_job(tmp_path)
+    broken = Path(forgotten(tmp_path).result)
+    if not older:
+        shutil.rmtree(tmp_path / "savepoints" / "savepoint-5")
+    next(path for path in broken.glob("*.*") if path.stat().st_size).unlink()
+    before = {path for path in tmp_path.rglob("*") if path.is_file() and "_service" not in path.parts}
+    for key in (KEY, "UA"):
+        with pytest.raises(hf.CorruptStateError, match="is the job's newest snapshot, and lacks files"):
+            forgotten(tmp_path, key=key)
+    assert {path for path in tmp_path.rglob("*") if path.is_file() and "_service" not in path.parts} == before
+
+
+def test_a_request_that_is_wrong_ends_no_call_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_job(tmp_path)
+
+    def meanwhile(*arguments: Any) -> Any:
+        with pytest.raises(hf.NotFoundError):
+            forgotten(tmp_path, states=[(UID, "no-such-state")])
+        return erase_key(*arguments)
+
+    monkeypatch.setattr(forgetting, "erase_key", meanwhile)
+    assert forgotten(tmp_path).is_complete
 
 
 def test_results_of_another_job_with_the_same_first_digits_stay(tmp_path: Path) -> None:
