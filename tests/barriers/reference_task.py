@@ -132,7 +132,7 @@ class ReferenceTask:
             while self._is_urgent():
                 self._count_arrivals()
                 if due := self._due():
-                    del self.known[due[0]]
+                    del self.known[due[0]], self.due_ms[due[0]]  # a barrier of the same id that comes later has its own time
                     self._overtake(due[0])
                     self._count_arrivals()
             event = next((each for each in self.waiting if each.channel not in self.blocked), None)
