@@ -216,7 +216,8 @@ def test_rows_are_paged(browser: Browser, coordinator: StagedCoordinator) -> Non
     pages = [browser.until("no rows", lambda: browser.run(shown))]
     for page in (2, 3):
         browser.button("Next 50").click()
-        browser.until("no next page", lambda page=page: f"page {page}" in browser.text and browser.run(shown))  # type: ignore[misc]
+        browser.until(f"no page {page}", lambda page=page: f"page {page}" in browser.text)  # type: ignore[misc]
+        browser.until("no other rows", lambda: browser.run(shown) not in ([], pages[-1]))
         pages.append(browser.run(shown))
     assert [len(page) for page in pages] == [50, 50, 20]
     assert len({row for page in pages for row in page}) == 120
