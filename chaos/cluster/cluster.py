@@ -28,7 +28,7 @@ from holdfast.chaos.cluster.forgetter import Forgetter
 from holdfast.chaos.cluster.member_host import MemberHost, SimHost
 from holdfast.chaos.cluster.standby_host import StandbyHost
 from holdfast.chaos.cluster.users import Users
-from holdfast.chaos.cluster.worker_host import SimPorts, WorkerHost, repeatable
+from holdfast.chaos.cluster.worker_host import LOCAL_PREFIX, SimPorts, WorkerHost, repeatable
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.faults.local_disk import damage_copies, limited_disk
 from holdfast.chaos.pipelines.modules import UserModules, running
@@ -262,7 +262,7 @@ class Cluster:
         self.kernel.opaque = self.kernel.opaque or is_opaque or ignores
         self.keeps_copies = self._damages or (is_opaque and self.streams.of("copies").random() < COPIES_SHARE)
         if is_opaque or self.keeps_copies:
-            folder = tempfile.TemporaryDirectory(prefix="holdfast-sim-", dir=_memory_folder())
+            folder = tempfile.TemporaryDirectory(prefix=LOCAL_PREFIX, dir=_memory_folder())
             self.local_directory = self._local.enter_context(folder)
             if self._fills:
                 self._local.enter_context(limited_disk(self.injector.is_local_disk_full, self.local_directory))

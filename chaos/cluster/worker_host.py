@@ -6,6 +6,7 @@ of events of the same process."""
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -524,6 +525,11 @@ class InstrumentedBuilder(SubtaskBuilder):
         return deployed
 
 
+LOCAL_PREFIX = "holdfast-sim-"
+"""Of the real folder that is a run's local disks. Errors of RocksDB name it, and it has another name each time."""
+_LOCAL = re.compile(rf"/\S*?/{LOCAL_PREFIX}[^/\s]+")
+
+
 def _describe(item: Any) -> str:
     """The numbers of a message: attempt, id, subtask."""
     parts = []
@@ -534,5 +540,5 @@ def _describe(item: Any) -> str:
     deployment = getattr(item, "deployment", None)
     if deployment is not None:
         parts.append(f"a{deployment.attempt} from {deployment.restored_checkpoint_id}")
-    text = getattr(item, "error", "") or getattr(item, "reason", "")
-    return " ".join([*parts, str(text)]) if text else " ".join(parts)
+    text = str(getattr(item, "error", "") or getattr(item, "reason", ""))
+    return " ".join([*parts, _LOCAL.sub("<disk>", text)]) if text else " ".join(parts)
