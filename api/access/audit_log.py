@@ -62,6 +62,19 @@ FILE_BYTES_MAX = 1024 * 1024
 """Of a file that is read: what is larger was written by nobody here."""
 
 
+class _Pruned(NamedTuple):
+    """What is to be deleted of a log that is too large."""
+
+    gone: list[str]
+    """Paths of files that are to go."""
+    left: list[str]
+    """Those of the others; both in order."""
+    deleted: AuditVerifier
+    """Has read what is to go."""
+    chosen: Mapping[str, int]
+    """Chain -> its first file that is kept."""
+
+
 class AuditLog:
     """The log of one process. `note` may be called from any thread and never blocks on storage."""
 
@@ -196,48 +209,52 @@ class AuditLog:
         found = self._find_pruned(storage)
         if found is None:
             return
-        gone, left, deleted, chosen = found
-        named = _named_ends(left, storage)
+        named = _named_ends(found.left, storage)
         with self._lock:
             assert self._recorder is not None
-            marks = mark_pruned(chosen, deleted, named, {parse_audit_path(path)[0] for path in left})
+            marks = mark_pruned(found.chosen, found.deleted, named, {parse_audit_path(path)[0] for path in found.left})
             self._recorder.prune(marks, now_ms=_now_ms(), wall_ms=_wall_ms())
         self._write(storage, is_last=True)
-        for path in self._meanwhile(gone, storage):
+        for path in self._meanwhile(found.gone, storage):
             chain, number = parse_audit_path(path)
             if chain in marks and number < marks[chain].file:
                 storage.execute(DeleteFile(path))
-        log.info("the audit log was too large: its oldest %d files are deleted", len(gone))
+        log.info("the audit log was too large: its oldest %d files are deleted", len(found.gone))
 
-    def _find_pruned(self, storage: Storage) -> tuple[list[str], list[str], AuditVerifier, dict[str, int]] | None:
-        """Files that are to go, those that are left, what the former say, and the first file that is kept of each chain. None: all
-        have room, or another coordinator deletes them at the moment."""
+    def _find_pruned(self, storage: Storage) -> _Pruned | None:
+        """None: all files have room, or another coordinator deletes some at the moment."""
         facts: list[FileFacts] = storage.execute(DescribeFiles(AUDIT_FOLDER))
-        own = [each.chain for each in self._recorders()]
         evidence, suspected = frozenset[str](), frozenset[str]()
         while True:
-            known = [fact for fact in facts if parse_audit_path(fact.path)[0] not in evidence]
-            chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in known], own)
-            paths = in_order([each.path for each in facts])
-            gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
-            left = [path for path in paths if path not in set(gone)]
-            deleted = AuditVerifier()
-            for path in self._meanwhile(gone, storage):
-                content = run_flow(_read(path), storage)
-                if content is None:
-                    return None
-                for _ in deleted.add(path, content):
-                    pass
-            others = (run_flow(_read(path), storage) or b"" for path in self._meanwhile(left, storage))
-            changed = deleted.evidence(others)
+            found = self._oldest(facts, evidence, storage)
+            if found is None:
+                return None
+            others = (run_flow(_read(path), storage) or b"" for path in self._meanwhile(found.left, storage))
+            changed = found.deleted.evidence(others)
             if not changed:
-                return (gone, left, deleted, chosen) if gone else None
+                return found if found.gone else None
             if not changed <= suspected:  # files that another coordinator deletes at the moment look alike
                 suspected |= changed
                 facts = storage.execute(DescribeFiles(AUDIT_FOLDER))
                 continue
             log.warning("chains %s of the audit log were changed: nothing of them is deleted", ", ".join(sorted(changed)))
             evidence |= changed
+
+    def _oldest(self, facts: Sequence[FileFacts], evidence: frozenset[str], storage: Storage) -> _Pruned | None:
+        """What has no room, but for chains that are evidence. None: some of it is gone already."""
+        known = [fact for fact in facts if parse_audit_path(fact.path)[0] not in evidence]
+        own = [each.chain for each in self._recorders()]
+        chosen = choose_pruned([StoredFile(each.path, each.size, each.modified_ms) for each in known], own)
+        paths = in_order([each.path for each in facts])
+        gone = [path for path in paths if parse_audit_path(path)[1] < chosen.get(parse_audit_path(path)[0], 0)]
+        deleted = AuditVerifier()
+        for path in self._meanwhile(gone, storage):
+            content = run_flow(_read(path), storage)
+            if content is None:
+                return None
+            for _ in deleted.add(path, content):
+                pass
+        return _Pruned(gone, in_order(list(set(paths).difference(gone))), deleted, chosen)
 
     def _meanwhile(self, paths: Iterable[str], storage: Storage) -> Iterator[str]:
         """The same; lines that come meanwhile are written between them."""

@@ -226,7 +226,7 @@ class ForgetCall:
         except HoldfastError as error:
             if not self._is_fenced():
                 raise
-            message = f"another call or coordinator works on job {self._job_id} since a moment; nothing more is deleted: ask again"
+            message = f"another call or coordinator has begun to work on job {self._job_id}; nothing more is deleted: ask again"
             raise ForgetError(message, job=self._job_id) from error
 
     def _run(self, began: Callable[[], None]) -> Certificate:
@@ -240,9 +240,6 @@ class ForgetCall:
         self._delete_unfinished()
         if result is None and source is not None:
             result, erased = self._written(source)
-        if result is None and source is None and not self._found(job):
-            message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
-            raise ForgetError(message, job=self._job_id)
         self._delete(job, result, starter)
         self._erase_records()
         for directory in self._local:
@@ -272,7 +269,11 @@ class ForgetCall:
         job = run_flow(read_job(self._paths), self._storage)
         check_ended(job)
         source = self._newest(job)
-        return job, source, self._existing(source)
+        result = self._existing(source)
+        if result is None and source is None and not self._found(job):
+            message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
+            raise ForgetError(message, job=self._job_id)
+        return job, source, result
 
     def _found(self, job: RecordedJob) -> list[str]:
         """Locations of the job's savepoints that are recorded or given, each once."""

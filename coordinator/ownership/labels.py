@@ -436,7 +436,7 @@ def find_keeping(job: RecordedJob) -> Flow[dict[int, tuple[str, ...]]]:
 
 DRILLED = (
     "a drill reads it, whose own label keeps it: ask again when the drill has ended; what a drill of a coordinator that died has "
-    "left goes with the next one"
+    "left goes when the job is led or drilled again"
 )
 """Why a checkpoint is kept that has no label of a user's. It passes by itself."""
 

@@ -464,7 +464,7 @@ def test_of_two_calls_the_later_one_goes_on_and_the_earlier_certifies_nothing(
         return one(*arguments)
 
     monkeypatch.setattr(place, step, meanwhile)
-    with pytest.raises(hf.ForgetError, match="another call or coordinator works on job"):
+    with pytest.raises(hf.ForgetError, match="another call or coordinator has begun to work on job"):
         forgotten(tmp_path)
     (later,) = others
     assert later.is_complete, later.kept
