@@ -16,6 +16,8 @@ from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailable
 STABLE_S = 30.0
 """Time in which open transactions must end that hide the position."""
 STABLE_STEP_S = 0.02
+READ_S = 30.0
+"""Time that reading a window of records may take."""
 PARTITION = 0
 WINDOW = 64
 """Offsets looked through at first, from the end: the newest position is mostly the last record."""
@@ -162,7 +164,7 @@ class CommitTopic:
         """The value of the last record of the sink in [start, stop)."""
         consumer, package, key = client.made, client.package, self.sink_id.encode()
         consumer.assign([package.TopicPartition(self.name, PARTITION, start)])
-        found, deadline = None, time.monotonic() + STABLE_S
+        found, deadline = None, time.monotonic() + READ_S
         while time.monotonic() < deadline:
             message = consumer.poll(0.1)
             if message is None:
