@@ -349,6 +349,8 @@ class SupervisedSlots(RuleBasedStateMachine):
                 if action.process is not None:
                     assert action.process.spawn == action.spawn, "the process of somebody else would be killed"
                 self.cancelled.setdefault(where, self.now)
+            elif isinstance(action, GiveUp):  # of a worker that never registered, as far as the driver has looked
+                self.stopped = True
 
     @rule(ms=st.integers(0, 3_000))
     def time_passes(self, ms: int) -> None:
