@@ -165,22 +165,7 @@ class SubtaskBuilder:
         gate, inputs, gate_inputs = self._inputs(graph, deployment.attempt, key)
         if gate_inputs is not None:
             chain.head.context.valve = gate_inputs.valve
-        checkpoints = SubtaskCheckpointCoordinator(
-            key,
-            deployment.attempt,
-            chain,
-            pool=pool,
-            storage=ports.storage,
-            clock=ports.clock,
-            nonce=nonce,
-            inline_threshold=graph.config.inline_threshold,
-            pack_threshold=graph.config.pack_threshold,
-            report=ports.report,
-            copies=copies,
-            keeper=self._keeper.of(key, deployment.attempt) if graph.config.local_recovery else None,
-            edges=SubtaskEdges(graph, key),
-            inflight_bytes_max=graph.config.inflight_bytes_max,
-        )
+        checkpoints = self._checkpoints(deployment, key, chain, pool, nonce, copies)
         loader = StateLoader(
             chain,
             vertex,
@@ -210,6 +195,33 @@ class SubtaskBuilder:
             begins_finished=wanted.finished,
         )
         return DeployedSubtask(subtask, gate, inputs, outputs)
+
+    def _checkpoints(
+        self,
+        deployment: Deployment,
+        key: SubtaskKey,
+        chain: OperatorChain,
+        pool: SubtaskPool,
+        nonce: str,
+        copies: LocalCopies | None,
+    ) -> SubtaskCheckpointCoordinator:
+        ports, graph = self._ports, deployment.graph
+        return SubtaskCheckpointCoordinator(
+            key,
+            deployment.attempt,
+            chain,
+            pool=pool,
+            storage=ports.storage,
+            clock=ports.clock,
+            nonce=nonce,
+            inline_threshold=graph.config.inline_threshold,
+            pack_threshold=graph.config.pack_threshold,
+            report=ports.report,
+            copies=copies,
+            keeper=self._keeper.of(key, deployment.attempt) if graph.config.local_recovery else None,
+            edges=SubtaskEdges(graph, key),
+            inflight_bytes_max=graph.config.inflight_bytes_max,
+        )
 
     def _nodes(
         self, plan: JobPlan, deployment: Deployment, wanted: SubtaskDeployment, mailbox: Mailbox, pool: SubtaskPool, nonce: str
