@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from holdfast.api.flink import checkpoint_schemas as schemas
 from holdfast.api.flink.schemas import UNKNOWN
 from holdfast.api.flink.serialized_throwable import serialize_throwable
+from holdfast.api.quoted_rows import without_rows
 from holdfast.api.snapshots.disposals import Disposal
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, FailureReason
@@ -285,8 +286,8 @@ def _cause(view: TriggerView) -> schemas.FailureCause | None:
 
 
 def failure_cause(kind: str, text: str) -> schemas.FailureCause:
-    """A failure for people, and for Flink's clients."""
-    thrown = base64.b64encode(serialize_throwable(kind, text)).decode()
+    """A failure for people, and for Flink's clients, whose part quotes no record: nobody can take one out of it for viewers."""
+    thrown = base64.b64encode(serialize_throwable(kind, without_rows(text))).decode()
     return schemas.FailureCause(class_=kind, stack_trace=text, serialized_throwable=thrown)
 
 

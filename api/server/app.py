@@ -40,6 +40,7 @@ from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.http.request_ids import NameRequests
 from holdfast.api.http.request_log import LogChanges
 from holdfast.api.http.turns import LookInTurn
+from holdfast.api.http.withheld_rows import WithholdRows
 from holdfast.api.members.membership import Membership
 from holdfast.api.routes import diagnosis, history, jobs, series, together, workers
 from holdfast.api.routes.common import REFERENCE
@@ -187,6 +188,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, membership: Membersh
         app.add_middleware(ForwardToActive, membership=membership)
     app.add_middleware(LogChanges, audit=app.state.audit)
     app.add_middleware(LookInTurn)
+    app.add_middleware(WithholdRows)
     app.add_middleware(_access_check(app, settings))
     app.add_middleware(BasicAsBearer, audit=app.state.audit)
     app.add_middleware(PageHeaders)
