@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from holdfast.api.access.quoted_rows import without_rows
 from holdfast.api.flink import checkpoint_schemas as schemas
 from holdfast.api.flink.schemas import UNKNOWN
 from holdfast.api.flink.serialized_throwable import serialize_throwable
-from holdfast.api.quoted_rows import without_rows
 from holdfast.api.snapshots.disposals import Disposal
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import CheckpointKind, FailureReason

@@ -6,9 +6,9 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.access.quoted_rows import without_rows_in_json
 from holdfast.api.access.roles import Caller, Role
 from holdfast.api.http.auth import CALLER
-from holdfast.api.quoted_rows import without_rows_in_json
 
 _STREAM = b"text/event-stream"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from holdfast.api.access.quoted_rows import WITHHELD, without_rows, without_rows_in_json
 from holdfast.api.flink.render_checkpoints import failure_cause
-from holdfast.api.quoted_rows import WITHHELD, without_rows, without_rows_in_json
 from holdfast.coordinator.views import JobView
 from holdfast.operators.task.user_failures import error_line, stack_trace, user_error
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
