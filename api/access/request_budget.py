@@ -48,5 +48,10 @@ class RequestBudget:
         self.refused += 1
         return max(1, math.ceil((needed - bucket.level) * 1000 / per_s - 1e-6))
 
+    def give_back(self, key: str, count: int) -> None:
+        """Undo a `take` of just now: something else refused the requests."""
+        if (bucket := self._buckets.get(key)) is not None:
+            bucket.level += count
+
     def __len__(self) -> int:
         return len(self._buckets)

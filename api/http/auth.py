@@ -124,10 +124,13 @@ class CheckAccess:
         now_ms = time.monotonic_ns() // 1_000_000
         per_s = self._per_s if caller.account else self._per_s * SHARED_FACTOR
         count = max(1, more)
-        wait_ms = self._requests.take(caller.account or _OWN, per_s=per_s, now_ms=now_ms, count=count)
+        own = caller.account or _OWN
+        wait_ms = self._requests.take(own, per_s=per_s, now_ms=now_ms, count=count)
         if not wait_ms and access is Access.VIEW and caller.account:  # the owner is heard beside any number of viewers
             per_s = self._per_s * SHARED_FACTOR
             wait_ms = self._requests.take(_ALL, per_s=per_s, now_ms=now_ms, count=count)
+            if wait_ms:
+                self._requests.give_back(own, count)
         return wait_ms + math.ceil(1000 / per_s) if wait_ms and more else wait_ms
 
     async def _refuse_later(self, wait_ms: int, send: Send) -> None:

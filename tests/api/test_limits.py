@@ -67,6 +67,17 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
     assert budget.take("a", per_s=1, now_ms=0) > 0
 
 
+def test_what_is_given_back_may_be_taken_again() -> None:
+    budget = RequestBudget()
+    for _ in range(3):
+        assert budget.take("a", per_s=1, now_ms=0, count=BURST_S) == 0
+        budget.give_back("a", BURST_S)
+    budget.give_back("a", 100)
+    assert [budget.take("a", per_s=1, now_ms=0) for _ in range(BURST_S + 1)][-1] > 0, "never more than a burst"
+    budget.give_back("unknown", 1)
+    assert len(budget) == 1
+
+
 # ----------------------------------------------------------------------------------------------------------- over HTTP
 
 
