@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -209,7 +209,7 @@ class RestartStrategy(msgspec.Struct, frozen=True):
 
     def _check_types(self) -> None:
         """Of a strategy that is decoded they are right; Python takes any."""
-        for field in msgspec.structs.fields(self):
+        for field in _restart_fields():
             try:
                 msgspec.convert(getattr(self, field.name), field.type, strict=True)
             except msgspec.ValidationError as error:
@@ -276,6 +276,12 @@ class RestartStrategy(msgspec.Struct, frozen=True):
 
 def _seconds(time_ms: int) -> str:
     return f"{time_ms / 1000:g} s"
+
+
+@cache
+def _restart_fields() -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Fields of a RestartStrategy: msgspec reads their annotations anew each time, which takes longer than all other checks."""
+    return msgspec.structs.fields(RestartStrategy)
 
 
 def _restart_error(name: str, problem: str) -> InvalidConfigError:

@@ -274,15 +274,17 @@ class JobLedger:
 
     def changes(self, observation: Observation) -> tuple[Change, ...]:
         """Changes of the job's records by an observation; the same list for every checker that asks."""
-        if isinstance(observation, Stored):
-            if not (observation.added or observation.removed) or observation.root != self._root:
-                return ()
-        elif not (isinstance(observation, Lifecycle) and observation.change == "power_loss"):
-            return ()
-        if observation is not self._last:
+        if observation is not self._last:  # a score of checkers ask about each, most of which change nothing
             self._last = observation
-            self._changes = self._stored(observation) if isinstance(observation, Stored) else (self._power_lost(),)
+            self._changes = self._changes_by(observation)
         return self._changes
+
+    def _changes_by(self, observation: Observation) -> tuple[Change, ...]:
+        if isinstance(observation, Stored):
+            touches = (observation.added or observation.removed) and observation.root == self._root
+            return self._stored(observation) if touches else ()
+        is_loss = isinstance(observation, Lifecycle) and observation.change == "power_loss"
+        return (self._power_lost(),) if is_loss else ()
 
     def _stored(self, fact: Stored) -> tuple[Change, ...]:
         changes: list[Change] = []

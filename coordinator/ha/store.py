@@ -253,8 +253,15 @@ def read_job(paths: JobPaths, known: RecordedJob | None = None) -> Flow[Recorded
     results |= {number: next(read) for number in ended}
     found = {number: aborted[number] if number in aborted else next(read) for number in listed.ids}
     checkpoints = {number: _owned(each, job.given.get(number)) for number, each in found.items()}
-    job = replace(job, epochs=listed.epochs, attempts=attempts, results=results, checkpoints=checkpoints)
-    job = replace(job, shared=listed.shared, labelled=listed.labelled)
+    job = replace(
+        job,
+        epochs=listed.epochs,
+        attempts=attempts,
+        results=results,
+        checkpoints=checkpoints,
+        shared=listed.shared,
+        labelled=listed.labelled,
+    )
     return (yield from _with_configs(paths, job, listed.configs))
 
 

@@ -33,10 +33,12 @@ class JobState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in (JobState.FAILED, JobState.CANCELED, JobState.FINISHED)
+        return self in _ENDED
 
 
-_ENDS = frozenset({JobState.FINISHED, JobState.CANCELED, JobState.FAILED})
+_ENDED = (JobState.FAILED, JobState.CANCELED, JobState.FINISHED)
+"""A tuple, since the hash of an enum's member is a function in Python: the core asks six times an event."""
+_ENDS = frozenset(_ENDED)
 _INTERRUPTIONS = frozenset({JobState.FAILING, JobState.CANCELLING, JobState.SUSPENDED})
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {

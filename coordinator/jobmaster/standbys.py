@@ -232,6 +232,8 @@ class Standbys:
         return any(each.ticket is not None for each in self._waiting.values())
 
     def next_deadline_ms(self) -> int | None:
+        if not (self._waiting or self._promises or self._looks) and self._reconciles_until_ms is None:
+            return None  # asked after each event, and few jobs have standbys
         return min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[int]:

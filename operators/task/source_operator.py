@@ -71,6 +71,10 @@ class SourceOperator(Operator):
         """Monotonic: of the last record, or of the beginning."""
         self._tells_backlog: TellsBacklog | None = None
         """The reader, if it tells."""
+        self._cuts: CutsAtBoundaries | None = None
+        """The reader, if it says where barriers may come."""
+        self._by_id: SnapshotsById | None = None
+        """The reader, if it keeps apart what it said in each checkpoint."""
 
     def declared_states(self) -> tuple[StateDescriptor, ...]:
         return (SOURCE_POSITIONS,)
@@ -80,8 +84,9 @@ class SourceOperator(Operator):
         entries = context.operator_state.list_state(SOURCE_POSITIONS.name).entries
         self._reader = self.source.create_reader(context.subtask, context.parallelism, context.max_parallelism)
         self._reader.open(context, list(entries) if self.is_restored else None)
-        if isinstance(self._reader, TellsBacklog):
-            self._tells_backlog = self._reader
+        self._tells_backlog = self._reader if isinstance(self._reader, TellsBacklog) else None
+        self._cuts = self._reader if isinstance(self._reader, CutsAtBoundaries) else None
+        self._by_id = self._reader if isinstance(self._reader, SnapshotsById) else None
         self._last_record_ms = context.monotonic_ms()
         for subtask, total in sorted(self._requested.items()):
             self.split_requested(subtask, total)
@@ -168,8 +173,7 @@ class SourceOperator(Operator):
     @property
     def may_cut(self) -> bool:
         """Whether a barrier may come behind what was polled last."""
-        reader: object = self._reader
-        return not isinstance(reader, CutsAtBoundaries) or reader.may_cut
+        return self._cuts is None or self._cuts.may_cut
 
     @property
     def is_processing_backlog(self) -> bool:
@@ -220,8 +224,7 @@ class SourceOperator(Operator):
         return self._reader
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        reader = self.reader
-        entries = reader.snapshot_of(checkpoint_id) if isinstance(reader, SnapshotsById) else reader.snapshot()
+        entries = self.reader.snapshot() if self._by_id is None else self._by_id.snapshot_of(checkpoint_id)
         self.context.operator_state.list_state(SOURCE_POSITIONS.name).update(entries)
 
     def external_files(self, checkpoint_id: int) -> tuple[str, ...]:
