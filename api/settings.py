@@ -20,9 +20,10 @@ from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.trust import read_authorities
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import TOKEN_FILE
+from holdfast.statebackends.storage import is_s3
 from holdfast.statebackends.storage.directory import folder_of
 from holdfast.statebackends.storage.permissions import PRIVATE
-from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+from holdfast.statebackends.storage.s3 import location_of, parse_location
 
 if TYPE_CHECKING:
     from holdfast.coordinator.ownership.cost import Prices

@@ -12,8 +12,8 @@ from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import METADATA_NAME, metadata_path
 from holdfast.statebackends.state_processor.contents import absolute_location
-from holdfast.statebackends.storage import is_absolute_folder
-from holdfast.statebackends.storage.s3 import is_s3, location_of, parse_location
+from holdfast.statebackends.storage import is_absolute_folder, is_s3
+from holdfast.statebackends.storage.s3 import location_of, parse_location
 
 if TYPE_CHECKING:
     from holdfast.api.snapshots.snapshot import Snapshot

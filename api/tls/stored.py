@@ -15,10 +15,10 @@ from holdfast.api.tls.authority import Authority, draw_authority, read_authority
 from holdfast.coordinator.ha.store import put_once
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import AUTHORITY_FILE, CA_FILE
+from holdfast.statebackends.storage import is_s3
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.permissions import permissions_of
 from holdfast.statebackends.storage.port import run_flow
-from holdfast.statebackends.storage.s3 import is_s3
 
 
 def open_authority(location: str) -> Authority:

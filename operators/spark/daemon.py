@@ -15,7 +15,13 @@ from collections.abc import Callable
 
 from holdfast.operators.spark.preloads import PRELOAD, S3
 
-PRELOADED = ("holdfast.operators.spark.slots", "holdfast.operators.worker.deploy", "pyarrow.parquet", "pyspark.worker")
+PRELOADED = (
+    "holdfast.operators.spark.slots",
+    "holdfast.operators.worker.deploy",
+    "holdfast.statebackends.rocksdb.backend",
+    "pyarrow.parquet",
+    "pyspark.worker",
+)
 
 
 def preload() -> None:
@@ -38,6 +44,7 @@ def _load_arrow() -> None:
 
 
 def _load_s3() -> None:
+    importlib.import_module("holdfast.statebackends.storage.s3")
     importlib.import_module("holdfast.statebackends.storage.s3_connection").load()
 
 

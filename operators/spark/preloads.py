@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 
-from holdfast.statebackends.storage.s3 import is_s3
+from holdfast.statebackends.storage import is_s3
 
 PRELOAD = "HOLDFAST_PRELOAD"
 """Environment variable of the executors' Python: names from below, with commas between."""

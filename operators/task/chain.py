@@ -24,7 +24,7 @@ from holdfast.operators.task.context import RuntimeContext
 from holdfast.operators.task.inflight import EdgeLog
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvariantError
-from holdfast.statebackends.rocksdb.database import failure_of
+from holdfast.statebackends.panics import failure_of
 
 
 class ResultPort(Protocol):

@@ -56,7 +56,7 @@ from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.timing import Spent, SubtaskTime
 from holdfast.operators.task.user_failures import error_line, stack_trace
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
-from holdfast.statebackends.rocksdb.database import failure_of
+from holdfast.statebackends.panics import failure_of
 
 TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
 

@@ -35,7 +35,7 @@ from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, S
 from holdfast.operators.task.subtask import TERMINAL, Report
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import PeerLostError, ProtocolError
-from holdfast.statebackends.rocksdb.database import failure_of
+from holdfast.statebackends.panics import failure_of
 from holdfast.statebackends.secrets import hide_resolved
 
 IDLE_WAIT_MS_MAX = 1_000

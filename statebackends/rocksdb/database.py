@@ -4,8 +4,7 @@ It knows nothing of layers, types or snapshots. Calls that hold the interpreter 
 ingest_external_file) are cut into steps of a few milliseconds. All exceptions of rocksdict become errors of errors.py here: plain
 Exception, by which it reports what the disk refuses (see storage/failures.py), and panics.
 
-A panic of a native library is a BaseException in pyo3, which would end the calling thread with all of its work. Here it fails the
-operation alone (StateBackendError). Its class can't be imported: each library makes one of its own, at its first panic.
+A panic (panics.py) fails the operation alone (StateBackendError).
 
 After a failure of RocksDB's background work the database takes no writes, even if RocksDB recovers: every later write raises that
 failure, until the attempt is over and the folder is deleted."""
@@ -47,6 +46,7 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.layout import TABLE_SUFFIX
+from holdfast.statebackends.panics import is_panic
 from holdfast.statebackends.rocksdb.options import LOADING, Compaction, RocksMemory, changeable, database_options
 from holdfast.statebackends.rocksdb.row_keys import (
     GROUP_AND_STATE,
@@ -58,20 +58,6 @@ from holdfast.statebackends.rocksdb.row_keys import (
     row_key_start,
 )
 from holdfast.statebackends.storage.failures import rocksdb_failure
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether an exception is the panic of a library made with pyo3."""
-    return any(kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime" for kind in type(error).__mro__)
-
-
-def failure_of(error: BaseException) -> BaseException:
-    """`error` if it is a failure of the work that raised it: an Exception or a panic. Raises it otherwise: an interrupt, an exit,
-    the end of a generator."""
-    if isinstance(error, Exception) or is_panic(error):
-        return error
-    raise error
-
 
 log = logging.getLogger("holdfast.rocksdb")
 

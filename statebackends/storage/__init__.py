@@ -9,7 +9,14 @@ from holdfast.statebackends.layout import is_checkpoint_folder
 if TYPE_CHECKING:
     from holdfast.statebackends.storage.port import Storage
 
-__all__ = ["is_absolute_folder", "resolve_folder", "split_folder"]
+__all__ = ["S3_SCHEME", "is_absolute_folder", "is_s3", "resolve_folder", "split_folder"]
+
+S3_SCHEME = "s3://"
+
+
+def is_s3(location: str) -> bool:
+    """Whether a location is in a bucket: that can be told without s3.py, which few processes need."""
+    return location.startswith(S3_SCHEME)
 
 
 def is_absolute_folder(folder: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast.statebackends.storage import is_s3
 from holdfast.statebackends.storage.directory import LocalStorage, folder_of
 from holdfast.statebackends.storage.port import Storage
-from holdfast.statebackends.storage.s3 import is_s3, open_s3
 
 
 def open_storage(location: str) -> Storage:
@@ -12,6 +12,8 @@ def open_storage(location: str) -> Storage:
 
     Sends and creates nothing. Raises InvalidConfigError for another scheme, or with the package to install."""
     if is_s3(location):
+        from holdfast.statebackends.storage.s3 import open_s3
+
         return open_s3(location, elsewhere=open_storage)
     return LocalStorage(folder_of(location), elsewhere=open_storage)
 

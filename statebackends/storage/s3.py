@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, assert_never
 
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.storage import S3_SCHEME, is_s3
 from holdfast.statebackends.storage import port as ops
 from holdfast.statebackends.storage.checksums import Digest
 from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER
@@ -27,13 +28,8 @@ from holdfast.statebackends.storage.s3_connection import (
 from holdfast.statebackends.storage.s3_transfer import Found, Transfers, blocks_of, blocks_of_file, replace_file
 from holdfast.statebackends.storage.transfers import TransferPool
 
-SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _NOT_NAMES = frozenset({"", ".", ".."})
-
-
-def is_s3(location: str) -> bool:
-    return location.startswith(SCHEME)
 
 
 def parse_location(location: str) -> tuple[str, str]:
@@ -42,7 +38,7 @@ def parse_location(location: str) -> tuple[str, str]:
     Raises InvalidConfigError."""
     if not is_s3(location) or "\0" in location:
         raise InvalidConfigError(f"{location!r} is no location on S3: use s3://bucket/prefix", url=location)
-    bucket, _, prefix = location.removeprefix(SCHEME).partition("/")
+    bucket, _, prefix = location.removeprefix(S3_SCHEME).partition("/")
     if _BUCKET.fullmatch(bucket) is None:
         raise InvalidConfigError(f"{location!r} names no bucket: use s3://bucket/prefix", url=location)
     prefix = prefix.rstrip("/")
@@ -55,7 +51,7 @@ def parse_location(location: str) -> tuple[str, str]:
 
 def location_of(bucket: str, prefix: str) -> str:
     """Canonical location of a bucket and a prefix."""
-    return f"{SCHEME}{bucket}/{prefix}".rstrip("/")
+    return f"{S3_SCHEME}{bucket}/{prefix}".rstrip("/")
 
 
 def check_path(path: str) -> None:

@@ -25,6 +25,7 @@ LATER = frozenset(
         "pydantic",
         "pyspark",  # Spark's own worker
         "rich",
+        "rocksdict",  # state in RocksDB
         "s3transfer",
         "starlette",
         "tenacity",  # storage on S3, and calls of functions that are repeated
@@ -35,7 +36,17 @@ LATER = frozenset(
 )
 """Packages that only some jobs need, or that only other processes have."""
 LATER_MODULES = frozenset(
-    {"holdfast.api", "holdfast.chaos", "holdfast.coordinator", "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet"}
+    {
+        "holdfast.api",
+        "holdfast.chaos",
+        "holdfast.coordinator",
+        "holdfast.statebackends.rocksdb",
+        "holdfast.statebackends.storage.s3",
+        "holdfast.statebackends.storage.s3_connection",
+        "pyarrow.dataset",
+        "pyarrow.fs",
+        "pyarrow.parquet",
+    }
 )
 OTHERS = frozenset(
     {
@@ -46,7 +57,6 @@ OTHERS = frozenset(
         "msgspec",
         "numpy",
         "pyarrow",
-        "rocksdict",
         "typing_extensions",
         "urllib3",
         "xxhash",
@@ -142,7 +152,8 @@ print(json.dumps(sorted(sys.modules)))
 def test_the_daemon_loads_s3_where_a_driver_asks_for_it(asked: str) -> None:
     found = loaded(program=DAEMON, environment=[(PRELOAD, asked)])
     assert ("boto3" in found) == (S3 in asked)
-    assert {"pyarrow.parquet", "pandas", "pyspark.worker"} <= found, "what workers come to is loaded once, before the fork"
+    early = {"pyarrow.parquet", "pandas", "pyspark.worker", "rocksdict"}
+    assert early <= found, "what workers come to is loaded once, before the fork"
 
 
 def test_a_driver_asks_for_what_the_storage_of_its_jobs_needs() -> None:

@@ -15,8 +15,9 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, TaskState
 from holdfast.operators.functions.process import ProcessOperator
 from holdfast.statebackends.errors import StateBackendError
 from holdfast.statebackends.handles import KeyGroupRange
+from holdfast.statebackends.panics import failure_of, is_panic
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
-from holdfast.statebackends.rocksdb.database import RocksStore, failure_of, is_panic
+from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import GROUP_AND_STATE
 from tests.harness.mini import MiniCluster
 from tests.operators.ports import DictStorage
