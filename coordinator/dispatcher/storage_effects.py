@@ -109,6 +109,8 @@ class StorageEffects:
         self._wall_ms = wall_ms
         self._graph_hash = hash_graph(identity.graph)
         self._graph: dict[str, Any] = msgspec.to_builtins(identity.graph)
+        self._graph_json = msgspec.Raw(msgspec.json.encode(self._graph))
+        """The same, as every `_metadata` of the job has it."""
         self._newest: tuple[str, SnapshotMetadata] | None = None
         self._attempt = 0
 
@@ -174,7 +176,7 @@ class StorageEffects:
         number = action.checkpoint_id
         try:
             metadata = self._metadata(action)
-            content = encode_metadata(metadata)
+            content = encode_metadata(metadata, self._graph_json)
             if action.kind.is_savepoint:
                 record = SavepointRecord(
                     checkpoint_id=number,

@@ -90,6 +90,11 @@ def test_s03_golden_file_of_version_1() -> None:
     assert encode_metadata(sample()) == data, "the format of version 1 changed: that needs a new version"
 
 
+def test_a_graph_that_its_caller_has_encoded_gives_the_same_bytes() -> None:
+    graph = msgspec.Raw(msgspec.json.encode(sample().graph))
+    assert encode_metadata(sample(), graph) == encode_metadata(sample())
+
+
 def in_flight(*, source: str, side: str, pieces: dict[int, list[Element]], **edge: Any) -> ChannelState:
     """Inline; two subtasks at either end."""
     data, found = b"", []
