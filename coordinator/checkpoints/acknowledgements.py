@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import msgspec
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
-from holdfast.barriers.messages import AcknowledgeCheckpoint, SubtaskKey, has_control_characters
+from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, SubtaskKey, has_control_characters
 from holdfast.coordinator.checkpoints.acknowledged_channels import AcknowledgedChannels
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.pending import PendingCheckpoint
@@ -21,6 +20,7 @@ from holdfast.coordinator.ha.shared_state import SharedStateRegistry
 from holdfast.statebackends.handles import (
     DELTA_FORMATS,
     NATIVE_FORMAT,
+    TABLE_FORMATS,
     FileHandle,
     InlineHandle,
     KeyedStateHandle,
@@ -92,37 +92,43 @@ class _Operator:
     """Escaped uids of other operators whose file names may look like this one's: `a-1` for the operator `a`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Writer:
-    """One subtask of one operator, writing for one checkpoint in one attempt."""
+    """One subtask of one operator in one attempt."""
 
     operator: _Operator
-    checkpoint_id: int
     subtask: int
     attempt: int
+    exclusive: str
+    """Prefix of its files' names in the folder of a checkpoint."""
 
-    @property
-    def exclusive(self) -> str:
-        return exclusive_prefix(self.operator.uid, self.subtask, self.attempt)
-
-    @property
-    def shared(self) -> str:
-        return shared_prefix(self.checkpoint_id, self.operator.uid, self.subtask, self.attempt)
-
-    def wrote(self, path: str, *, alone: bool = False) -> bool:
-        """Whether a path, exclusive or shared, is that of a file of this writer. Names identify their writer within an attempt: see
-        statebackends/layout.py. `alone`: true only if no writer of another attempt can have given the name either."""
+    def wrote(self, path: str, checkpoint_id: int, *, alone: bool = False) -> bool:
+        """Whether a path, exclusive or shared, is that of a file of this writer for a checkpoint. Names identify their writer
+        within an attempt: see statebackends/layout.py. `alone`: true only if no writer of another attempt can have given the name
+        either."""
         shared = path.startswith(_SHARED)
-        name = path[len(_SHARED) :] if shared else path
-        prefix = self.shared if shared else self.exclusive
+        name, prefix = path, self.exclusive
+        if shared:
+            name = path[len(_SHARED) :]
+            prefix = shared_prefix(checkpoint_id, self.operator.uid, self.subtask, self.attempt)
         if not name.startswith(prefix) or len(name) > NAME_CHARS_MAX or _REST.fullmatch(name, len(prefix)) is None:
             return False
         for rival in self.operator.rivals:
             numbers = r"[0-9]{1,5}-" if shared else rf"[0-9]{{1,5}}-{'[0-9]+' if alone else self.attempt}-"
-            lead = f"{self.checkpoint_id}-{self.attempt}-" if shared else ""
+            lead = f"{checkpoint_id}-{self.attempt}-" if shared else ""
             if re.match(re.escape(f"{lead}{rival}-") + numbers, name):
                 return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One subtask of the job in one attempt: what all its acknowledgements are held against."""
+
+    vertex: JobVertex
+    key_groups: KeyGroupRange
+    writers: Mapping[str, _Writer]
+    """By the uid of each of its operators."""
 
 
 _SHARED = shared_path("")
@@ -140,6 +146,9 @@ class AcknowledgementValidator:
         self._native = _form(graph.config, savepoint=True, native=True)
         names = {uid_in_names(operator.uid) for vertex in graph.vertices for operator in vertex.operators}
         self._vertices = {vertex.vertex_id: vertex for vertex in graph.vertices}
+        self._attempt = -1
+        self._tasks: dict[tuple[str, int], _Task] = {}
+        """Tasks of that attempt which were judged; each acknowledges in every checkpoint."""
         self._operators = {
             vertex_id: {operator.uid: _operator(operator, names) for operator in vertex.operators}
             for vertex_id, vertex in self._vertices.items()
@@ -150,64 +159,87 @@ class AcknowledgementValidator:
         return self._form_of(request).shares
 
     def _form_of(self, request: CheckpointRequest) -> _Form:
-        if not request.is_savepoint:
+        if request.kind is CheckpointKind.CHECKPOINT or not request.is_savepoint:
             return self._checkpoint
         return self._native if request.native else self._savepoint
 
     def problem(self, ack: AcknowledgeCheckpoint, pending: PendingCheckpoint) -> str | None:
         """Why the task can't have stored this for the checkpoint; None if it can."""
-        vertex = self._vertices.get(ack.vertex)
-        if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
+        task = self._task(ack)
+        if task is None:
             return f"the job has no subtask {ack.subtask} of {_shown(ack.vertex)}"
-        operators = self._operators[ack.vertex]
-        if ack.states.keys() != operators.keys():
-            return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(operators))}"
+        writers = task.writers
+        if ack.states.keys() != writers.keys():
+            return f"state of the operators {_shown(', '.join(sorted(ack.states)))}; the task has {', '.join(sorted(writers))}"
         request, form = pending.request, self._form_of(pending.request)
         uid = ""
         try:
             for uid, state in ack.states.items():
-                writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
                 is_erased = request.erasure is not None and uid in request.erasure.uids
-                self._check_operator(writer, state, vertex, self._savepoint if is_erased else form, pending.base)
+                self._check_operator(task, writers[uid], state, self._savepoint if is_erased else form, pending)
             if ack.in_flight:
-                uid = vertex.operators[0].uid
-                self._check_channels(_Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt), ack, pending)
+                uid = task.vertex.operators[0].uid
+                self._check_channels(writers[uid], ack, pending)
         except _Refused as refused:
             return f"operator {uid!r}: {refused}"
         return None
+
+    def _task(self, ack: AcknowledgeCheckpoint) -> _Task | None:
+        """The task that an acknowledgement is of; None if the job has none such. Known ones are of one attempt: the newest, as
+        only its tasks are judged."""
+        if ack.attempt != self._attempt:
+            self._attempt, self._tasks = ack.attempt, {}
+        key = ack.vertex, ack.subtask
+        known = self._tasks.get(key)
+        if known is not None:
+            return known
+        found = self._make_task(ack)
+        if found is not None:
+            self._tasks[key] = found
+        return found
+
+    def _make_task(self, ack: AcknowledgeCheckpoint) -> _Task | None:
+        vertex, subtask, attempt = self._vertices.get(ack.vertex), ack.subtask, ack.attempt
+        if vertex is None or not 0 <= subtask < vertex.parallelism:
+            return None
+        writers = {
+            uid: _Writer(operator, subtask, attempt, exclusive_prefix(uid, subtask, attempt))
+            for uid, operator in self._operators[ack.vertex].items()
+        }
+        return _Task(vertex, assign_key_groups(vertex.max_parallelism, vertex.parallelism, subtask), writers)
 
     def files_of_writer(self, ack: AcknowledgeCheckpoint) -> Iterator[str]:
         """Paths in an acknowledgement that its task alone can have written, valid or not; never a record (`_*`).
 
         The attempt is the one that the sender gives. Paths that another operator may have written in any attempt are left out."""
-        vertex = self._vertices.get(ack.vertex)
-        if vertex is None or not 0 <= ack.subtask < vertex.parallelism:
+        task = self._make_task(ack)  # of any attempt: not among the known ones
+        if task is None:
             return
-        operators = self._operators[ack.vertex]
         for uid, state in ack.states.items():
-            if uid not in operators:
+            writer = task.writers.get(uid)
+            if writer is None:
                 continue
-            writer = _Writer(operators[uid], ack.checkpoint_id, ack.subtask, ack.attempt)
             parts: list[StateHandle] = [part for keyed in state.keyed for part in keyed.parts]
             parts += [listed.part for listed in state.operator]
             parts += [channel.part for channel in ack.in_flight]
             for part in parts:
-                if isinstance(part, FileHandle) and not part.path.startswith("_") and writer.wrote(part.path, alone=True):
+                if not isinstance(part, FileHandle) or part.path.startswith("_"):
+                    continue
+                if writer.wrote(part.path, ack.checkpoint_id, alone=True):
                     yield part.path
 
     # --------------------------------------------------------------------------------------------------------- operators
 
     def _check_operator(
-        self, writer: _Writer, state: OperatorSubtaskState, vertex: JobVertex, form: _Form, base: int | None
+        self, task: _Task, writer: _Writer, state: OperatorSubtaskState, form: _Form, pending: PendingCheckpoint
     ) -> None:
         operator = writer.operator
         if state.keyed or operator.keyed:
             if not operator.is_keyed:
                 raise _Refused("keyed state, which it does not have")
-            groups = _key_groups(vertex.max_parallelism, vertex.parallelism, writer.subtask)
-            self._check_keyed(writer, state.keyed, groups, form, base)
+            self._check_keyed(writer, state.keyed, task.key_groups, form, pending)
         if state.operator or operator.lists:
-            self._check_lists(writer, state.operator)
+            self._check_lists(writer, state.operator, pending.checkpoint_id)
         if state.external:
             if not operator.has_external:
                 raise _Refused("files outside the snapshot, which only sources and sinks have")
@@ -215,19 +247,23 @@ class AcknowledgementValidator:
                 _check_external(entry)
 
     def _check_keyed(
-        self, writer: _Writer, handles: tuple[KeyedStateHandle, ...], groups: KeyGroupRange, form: _Form, base: int | None
+        self,
+        writer: _Writer,
+        handles: tuple[KeyedStateHandle, ...],
+        groups: KeyGroupRange,
+        form: _Form,
+        pending: PendingCheckpoint,
     ) -> None:
+        if len(handles) == 1 and handles[0].format in TABLE_FORMATS and handles[0].states == writer.operator.tables:
+            self._check_tables(writer, handles[0], groups, form, pending)
+            return
         declared = writer.operator.keyed
         found: set[str] = set()
         deltas: dict[str, int] = {}
         files: dict[str, FileHandle] = {}
         natives = inline = 0
         for handle in handles:
-            if handle.key_groups != groups:
-                have = f"{handle.key_groups.start}..{handle.key_groups.stop}"
-                raise _Refused(f"key groups {have}; those of subtask {writer.subtask} are {groups.start}..{groups.stop}")
-            if handle.format not in form.formats:
-                raise _Refused(f"keyed state in the format {_shown(handle.format)}; here it is {' or '.join(sorted(form.formats))}")
+            _check_frame(writer, handle, groups, form)
             _check_shape(handle)
             is_delta = handle.format in DELTA_FORMATS
             if not found and not is_delta and handle.states == writer.operator.tables:
@@ -236,17 +272,30 @@ class AcknowledgementValidator:
                 _check_states(handle, declared, found, deltas, is_delta=is_delta)
             natives += handle.format == NATIVE_FORMAT
             for part in handle.parts:
-                inline += self._check_part(writer, part, form, base, handle.format)
+                inline += self._check_part(writer, part, form, pending.checkpoint_id, pending.base, handle.format)
                 if isinstance(part, FileHandle):
                     _check_same_file(files, part)
         if len(found) != len(declared):
             raise _Refused(f"nothing of the keyed state {', '.join(sorted(declared.keys() - found))}")
         if natives > 1:
             raise _Refused(f"{natives} databases")
-        if inline > form.inline_bytes_max:
-            raise _Refused(f"{inline} bytes of keyed state in the acknowledgement; the limit is {form.inline_bytes_max}")
+        _check_inline(inline, form)
 
-    def _check_lists(self, writer: _Writer, handles: tuple[OperatorListHandle, ...]) -> None:
+    def _check_tables(
+        self, writer: _Writer, handle: KeyedStateHandle, groups: KeyGroupRange, form: _Form, pending: PendingCheckpoint
+    ) -> None:
+        """What `_check_keyed` comes to for one table of each declared state: the form of nearly all acknowledgements."""
+        _check_frame(writer, handle, groups, form)
+        _check_shape(handle)
+        files: dict[str, FileHandle] = {}
+        inline = 0
+        for part in handle.parts:
+            inline += self._check_part(writer, part, form, pending.checkpoint_id, pending.base, handle.format)
+            if isinstance(part, FileHandle):
+                _check_same_file(files, part)
+        _check_inline(inline, form)
+
+    def _check_lists(self, writer: _Writer, handles: tuple[OperatorListHandle, ...], checkpoint_id: int) -> None:
         declared = writer.operator.lists
         found: set[str] = set()
         for handle in handles:
@@ -255,7 +304,7 @@ class AcknowledgementValidator:
                 raise _Refused(f"the operator state {_shown(name)}, which is not declared so, or twice")
             found.add(name)
             part = handle.part
-            self._check_part(writer, part, self._lists, None, "")
+            self._check_part(writer, part, self._lists, checkpoint_id, None, "")
             if not 0 <= handle.count <= FILE_BYTES_MAX:
                 raise _Refused(f"operator state {name!r} with {handle.count} entries")
             if isinstance(part, InlineHandle) and _count(part.data) != handle.count:
@@ -272,14 +321,20 @@ class AcknowledgementValidator:
             raise _Refused(problem)
         files: dict[str, FileHandle] = {}
         for channel in ack.in_flight:
-            self._check_part(writer, channel.part, self._lists, None, "")
+            self._check_part(writer, channel.part, self._lists, pending.checkpoint_id, None, "")
             if isinstance(channel.part, FileHandle):
                 _check_same_file(files, channel.part)
 
     # ------------------------------------------------------------------------------------------------------------- parts
 
-    def _check_part(self, writer: _Writer, part: StateHandle, form: _Form, base: int | None, table_format: str) -> int:
+    def _check_part(
+        self, writer: _Writer, part: StateHandle, form: _Form, checkpoint_id: int, base: int | None, table_format: str
+    ) -> int:
         """Bytes of an inline part, else 0. Raises _Refused."""
+        if isinstance(part, FileHandle):
+            _check_place(part, form)
+            _check_file(writer, part, checkpoint_id)
+            return 0
         if isinstance(part, InlineHandle):
             size = len(part.data)
             if size >= form.inline_below:
@@ -287,19 +342,8 @@ class AcknowledgementValidator:
             if table_format and (detail := _wrong_table(part.data, table_format)):
                 raise _Refused(f"a part in the acknowledgement is {detail}")
             return size
-        if not 0 <= part.length <= FILE_BYTES_MAX:
-            raise _Refused(f"{_shown(part.path)} with {part.length} bytes")
-        if part.path.startswith(_SHARED) and not form.shares:
-            raise _Refused(f"{_shown(part.path)}, a file that checkpoints share, which is not done here")
-        if isinstance(part, PlaceholderHandle):
-            self._check_base(writer.operator, part, base)
-            return 0
-        if not writer.wrote(part.path):
-            raise _Refused(f"{_shown(part.path)}, which is not the name of a file that this task writes for this checkpoint")
-        if _CHECKSUM.fullmatch(part.checksum) is None:
-            raise _Refused(f"{part.path} with the checksum {_shown(part.checksum)}")
-        if isinstance(part, SegmentHandle) and not (part.is_inside and part.file_length <= FILE_BYTES_MAX):
-            raise _Refused(f"{part.path}: {outside_detail(part)}")
+        _check_place(part, form)
+        self._check_base(writer.operator, part, base)
         return 0
 
     def _check_base(self, operator: _Operator, part: PlaceholderHandle, base: int | None) -> None:
@@ -343,7 +387,39 @@ def _operator(operator: OperatorDescription, names: set[str]) -> _Operator:
     )
 
 
-_key_groups = lru_cache(4_096)(assign_key_groups)
+def _check_frame(writer: _Writer, handle: KeyedStateHandle, groups: KeyGroupRange, form: _Form) -> None:
+    """Raise _Refused for keyed state of other key groups than the task's, or in a format that is not written here."""
+    if handle.key_groups != groups:
+        have = f"{handle.key_groups.start}..{handle.key_groups.stop}"
+        raise _Refused(f"key groups {have}; those of subtask {writer.subtask} are {groups.start}..{groups.stop}")
+    if handle.format not in form.formats:
+        raise _Refused(f"keyed state in the format {_shown(handle.format)}; here it is {' or '.join(sorted(form.formats))}")
+
+
+def _check_place(part: FileHandle | PlaceholderHandle, form: _Form) -> None:
+    """Raise _Refused for a length that no file has, and for a file that checkpoints share where none is."""
+    if not 0 <= part.length <= FILE_BYTES_MAX:
+        raise _Refused(f"{_shown(part.path)} with {part.length} bytes")
+    if not form.shares and part.path.startswith(_SHARED):
+        raise _Refused(f"{_shown(part.path)}, a file that checkpoints share, which is not done here")
+
+
+def _check_file(writer: _Writer, part: FileHandle, checkpoint_id: int) -> None:
+    """Raise _Refused unless the writer can have written the file, or the segment, for the checkpoint."""
+    if not writer.wrote(part.path, checkpoint_id):
+        raise _Refused(f"{_shown(part.path)}, which is not the name of a file that this task writes for this checkpoint")
+    if _CHECKSUM.fullmatch(part.checksum) is None:
+        raise _Refused(f"{part.path} with the checksum {_shown(part.checksum)}")
+    if type(part) is FileHandle:
+        return
+    if isinstance(part, SegmentHandle) and not (part.is_inside and part.file_length <= FILE_BYTES_MAX):
+        raise _Refused(f"{part.path}: {outside_detail(part)}")
+
+
+def _check_inline(size: int, form: _Form) -> None:
+    """Raise _Refused for more bytes of inline parts than an acknowledgement of one operator may have."""
+    if size > form.inline_bytes_max:
+        raise _Refused(f"{size} bytes of keyed state in the acknowledgement; the limit is {form.inline_bytes_max}")
 
 
 def _check_shape(handle: KeyedStateHandle) -> None:

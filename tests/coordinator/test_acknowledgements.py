@@ -490,6 +490,20 @@ def test_a_late_acknowledgement_takes_only_its_own_files_with_it() -> None:
     assert discard == actions.DiscardState(1, f"{BENCH_JOB}/chk-1", (path("mine"), "../shared/1-1-op-0-n0-x"))
 
 
+def test_each_attempt_is_held_against_its_own_names() -> None:
+    bench = Bench(tolerable_failed_checkpoints=9)
+    bench.trigger()
+    bench.ack_all(1)
+    bench.handle(events.JobFailing())
+    bench.restart(2)
+    bench.trigger()
+    of_the_first = AcknowledgeCheckpoint(2, 2, A.vertex, A.subtask, state("s", A, attempt=1))
+    assert answers(bench.handle(events.AcksReceived((of_the_first,), A.subtask))) == [AckStatus.DISCARDED]
+    bench.trigger()
+    bench.ack_all(3)
+    assert bench.done == [1, 3]
+
+
 def test_uids_that_look_like_writers_of_each_other_are_told_apart() -> None:
     """`a`, subtask 1 and attempt 2, and `a-1`, subtask 2 and attempt 2: `a-1-2-2-...` is one file of the latter."""
     a, longer = operator("a", "process"), operator("a-1", "process")
