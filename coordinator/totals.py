@@ -70,18 +70,21 @@ class Tally:
         self._uids = {vertex.vertex_id: tuple(operator.uid for operator in vertex.operators) for vertex in graph.vertices}
 
     def count(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> tuple[OperatorMetrics, ...]:
-        """Replace the counts that a subtask reported before. Operators that its vertex does not have are ignored. Returns the
-        newest counts of the subtask's operators, in the order of the graph."""
-        for entry in operators:
-            if self._home.get(entry.operator) == vertex:
-                key = entry.operator, subtask
-                self._sums[entry.operator].change(self._reported.get(key), entry)
-                self._reported[key] = entry
+        """As `add`. Returns the newest counts of the subtask's operators, in the order of the graph."""
+        self.add(vertex, subtask, operators)
         uids = self._uids.get(vertex, ())
         if tuple(entry.operator for entry in operators) == uids:
             return operators  # as every worker reports them
         known = (self._reported.get((uid, subtask)) for uid in uids)
         return tuple(entry for entry in known if entry is not None)
+
+    def add(self, vertex: str, subtask: int, operators: tuple[OperatorMetrics, ...]) -> None:
+        """Replace the counts that a subtask reported before. Operators that its vertex does not have are ignored."""
+        for entry in operators:
+            if self._home.get(entry.operator) == vertex:
+                key = entry.operator, subtask
+                self._sums[entry.operator].change(self._reported.get(key), entry)
+                self._reported[key] = entry
 
     def totals(self) -> Totals:
         totals = {uid: total.totals() for uid, total in self._sums.items()}

@@ -296,7 +296,7 @@ class CheckpointCoordinator:
         self._attempt = event.attempt
         self._restored_totals = event.base
         self._schedule.note_backlog(in_backlog=False)
-        self._task_states = dict.fromkeys(event.tasks, TaskState.DEPLOYING)
+        self._task_states = dict.fromkeys(sorted(event.tasks), TaskState.DEPLOYING)  # sorted for all checkpoints of the attempt
         self._running = 0
         self._ending = 0 if event.finishing else None
 
@@ -368,13 +368,13 @@ class CheckpointCoordinator:
         while True:
             load = Load(self._is_preparing, len(self._pending), self._completed.deleting, self._pause_until_ms)
             match self._queue.next(load, self._turn.now_ms):
+                case None:
+                    return
                 case Execute(request):
                     self._prepare(request)
                 case TooEarly(request):
                     self._schedule.postpone(self._pause_until_ms)
                     self._refuse(request, FailureReason.MINIMUM_TIME_BETWEEN)
-                case None:
-                    return
                 case other:
                     assert_never(other)
 
@@ -393,8 +393,8 @@ class CheckpointCoordinator:
             request,
             attempt=self._attempt,
             folder=folder,
-            tasks=frozenset(task for task, state in states.items() if state is not TaskState.FINISHED),
-            finished=tuple(sorted(task for task, state in states.items() if state is TaskState.FINISHED)),
+            tasks=[task for task, state in states.items() if state is not TaskState.FINISHED],
+            finished=tuple(sorted([task for task, state in states.items() if state is TaskState.FINISHED])),
             started_ms=self._turn.now_ms,
             deadline_ms=self._turn.now_ms + self._config.checkpoint_timeout_ms,
         )
@@ -460,7 +460,7 @@ class CheckpointCoordinator:
             timeout_ms = min(self._config.master_hook_timeout_ms, pending.deadline_ms - now_ms)
             self._timestamp_ms = pending.timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
             pending.call_hooks(names, now_ms + timeout_ms)
-            self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
+            self.stats.triggered(pending.checkpoint_id, pending.request, pending.ordered_tasks, pending.timestamp_ms)
             self._turn.out += [
                 actions.TriggerHook(pending.checkpoint_id, name, pending.timestamp_ms, timeout_ms) for name in sorted(names)
             ]
@@ -499,7 +499,7 @@ class CheckpointCoordinator:
             return
         if not pending.hooks:
             self._timestamp_ms = pending.timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
-            self.stats.triggered(pending.checkpoint_id, pending.request, pending.tasks, pending.timestamp_ms)
+            self.stats.triggered(pending.checkpoint_id, pending.request, pending.ordered_tasks, pending.timestamp_ms)
         unaligned = self._may_overtake(pending.request)
         timeout_ms = self._aligned_timeout_ms(pending.request) if unaligned else None
         base = self._base_of(pending.request)
@@ -572,7 +572,7 @@ class CheckpointCoordinator:
             self._discard_late(ack, pending.folder, pending.acks.get(task))
         elif status is AckStatus.SUCCESS:
             self.stats.acknowledged(ack, self._turn.wall_ms)
-            if pending.is_complete:
+            if pending.status is PendingStatus.READY:
                 self._ready.append(pending.checkpoint_id)
                 self._write_next()
         return status

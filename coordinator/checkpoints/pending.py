@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
+from msgspec import UNSET
+
 from holdfast.barriers.jobgraph import JobGraph
 from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
@@ -64,7 +66,7 @@ class PendingCheckpoint:
         *,
         attempt: int,
         folder: str,
-        tasks: frozenset[SubtaskKey],
+        tasks: Iterable[SubtaskKey],
         finished: tuple[SubtaskKey, ...],
         started_ms: int,
         deadline_ms: int,
@@ -73,7 +75,8 @@ class PendingCheckpoint:
         self.request = request
         self.attempt = attempt
         self.folder = folder
-        self.tasks = tasks
+        self.ordered_tasks = tuple(sorted(tasks))
+        self.tasks = frozenset(self.ordered_tasks)
         self.finished = finished
         """Tasks that had come to the end of their input at the cut: FINISHED before the trigger and, once its metadata is written,
         those that acknowledged so."""
@@ -117,7 +120,7 @@ class PendingCheckpoint:
         return len(self.acks) == len(self.tasks)
 
     def missing(self) -> Iterator[SubtaskKey]:
-        return (task for task in sorted(self.tasks) if task not in self.acks)
+        return (task for task in self.ordered_tasks if task not in self.acks)
 
     def expects(self, task: SubtaskKey, attempt: int) -> bool:
         """Whether an acknowledgement of the task would count."""
@@ -190,7 +193,8 @@ class PendingCheckpoint:
             raise InvariantError(f"checkpoint {self.checkpoint_id} is {self.status.value} and can't be completed")
         self.resolved = resolved
         for task, ack in self.acks.items():
-            tally.count(task.vertex, task.subtask, ack.metrics.operators)
+            if ack.metrics.operators:
+                tally.add(task.vertex, task.subtask, ack.metrics.operators)
         ended = [task for task, ack in self.acks.items() if ack.finished]
         self.finished = tuple(sorted({*self.finished, *ended}))
         self.totals = tally.totals()
@@ -206,11 +210,13 @@ class PendingCheckpoint:
         self.status = status
 
     def states(self) -> dict[SubtaskKey, Mapping[str, OperatorSubtaskState]]:
-        return {task: self.acks[task].states for task in sorted(self.acks)}
+        acks = self.acks
+        return {task: acks[task].states for task in self.ordered_tasks if task in acks}
 
     def channels(self) -> tuple[ChannelState, ...]:
         """In-flight data of all tasks."""
-        return tuple(channel for task in sorted(self.acks) for channel in self.acks[task].in_flight)
+        with_channels = sorted(task for task, ack in self.acks.items() if ack.channels is not UNSET)
+        return tuple(channel for task in with_channels for channel in self.acks[task].in_flight)
 
     @property
     def size(self) -> int:
@@ -248,20 +254,15 @@ def assemble_operators(
     graph: JobGraph, states: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
 ) -> tuple[OperatorState, ...]:
     """Acknowledged state by operator and subtask, as `_metadata` lists it: stateless operators, too."""
-    empty = OperatorSubtaskState()
-    nothing: Mapping[str, OperatorSubtaskState] = {}
-    return tuple(
-        OperatorState(
-            uid=operator.uid,
-            operator_id=operator.operator_id,
-            name=operator.name,
-            parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
-            subtasks=tuple(
-                states.get(SubtaskKey(vertex.vertex_id, subtask), nothing).get(operator.uid, empty)
-                for subtask in range(vertex.parallelism)
-            ),
-        )
-        for vertex in graph.vertices
-        for operator in vertex.operators
-    )
+    found: list[OperatorState] = []
+    for vertex in graph.vertices:
+        tasks = [states.get(SubtaskKey(vertex.vertex_id, subtask), _NOTHING) for subtask in range(vertex.parallelism)]
+        for operator in vertex.operators:
+            subtasks = tuple([task.get(operator.uid, _STATELESS) for task in tasks])
+            sizes = vertex.parallelism, vertex.max_parallelism
+            found.append(OperatorState(operator.uid, operator.operator_id, operator.name, *sizes, subtasks))
+    return tuple(found)
+
+
+_NOTHING: Mapping[str, OperatorSubtaskState] = {}
+_STATELESS = OperatorSubtaskState()

@@ -110,11 +110,18 @@ class SharedStateRegistry:
         return None if file is None or checkpoint_id not in file.checkpoints else file.parts.get(offset)
 
     def resolve(self, checkpoint_id: int, base: int | None, states: TaskStates) -> ResolvedStates:
-        """Acknowledged states, with the base's files in place of placeholders. Raises UnresolvedError."""
+        """Acknowledged states, with the base's files in place of placeholders; the very ones of tasks that name no shared file.
+
+        Raises UnresolvedError."""
         return {
-            task: {uid: self._resolve_state(checkpoint_id, base, uid, state) for uid, state in operators.items()}
+            task: self._resolve_task(checkpoint_id, base, operators) if _names_shared(operators) else operators
             for task, operators in states.items()
         }
+
+    def _resolve_task(
+        self, checkpoint_id: int, base: int | None, operators: Mapping[str, OperatorSubtaskState]
+    ) -> Mapping[str, OperatorSubtaskState]:
+        return {uid: self._resolve_state(checkpoint_id, base, uid, state) for uid, state in operators.items()}
 
     def _resolve_state(self, checkpoint_id: int, base: int | None, uid: str, state: OperatorSubtaskState) -> OperatorSubtaskState:
         if not any(_is_shared(part) for keyed in state.keyed for part in keyed.parts):
@@ -148,8 +155,13 @@ class SharedStateRegistry:
 
 def shared_handles(states: Iterable[OperatorSubtaskState]) -> tuple[FileHandle, ...]:
     """Files that other checkpoints refer to, too, or may later; each once."""
-    parts = (part for state in states for keyed in state.keyed for part in keyed.parts)
-    return tuple(dict.fromkeys(part for part in parts if isinstance(part, FileHandle) and shared_name(part.path) is not None))
+    found: dict[FileHandle, None] = {}
+    for state in states:
+        for keyed in state.keyed:
+            for part in keyed.parts:
+                if isinstance(part, FileHandle) and shared_name(part.path) is not None:
+                    found[part] = None
+    return tuple(found)
 
 
 def _offset_of(handle: FileHandle) -> int | None:
@@ -159,8 +171,21 @@ def _offset_of(handle: FileHandle) -> int | None:
 _SHARED = shared_path("")
 
 
+def _names_shared(operators: Mapping[str, OperatorSubtaskState]) -> bool:
+    """Whether the state of a task refers to a file that checkpoints share. In plain loops, as above: both look at every part of
+    every checkpoint."""
+    for state in operators.values():
+        for keyed in state.keyed:
+            for part in keyed.parts:
+                if _is_shared(part):
+                    return True
+    return False
+
+
 def _is_shared(part: StateHandle) -> bool:
-    return isinstance(part, PlaceholderHandle) or (isinstance(part, FileHandle) and part.path.startswith(_SHARED))
+    if isinstance(part, FileHandle):
+        return part.path.startswith(_SHARED)
+    return isinstance(part, PlaceholderHandle)
 
 
 def _name_of(part: StateHandle) -> str | None:
