@@ -207,7 +207,8 @@ class SubtaskCheckpointView(msgspec.Struct, frozen=True, gc=False):
         clock that is ahead or behind moves time between this and `start_delay_ms`."""
         work = self.sync_ms + self.async_ms
         before = max(self.alignment_ms, work) if self.unaligned else self.alignment_ms + work
-        return max(0, self.end_to_end_ms - self.start_delay_ms - before)
+        left = self.end_to_end_ms - self.start_delay_ms - before
+        return left if left > 0 else 0
 
 
 class Quantiles(msgspec.Struct, frozen=True):

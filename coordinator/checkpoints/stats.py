@@ -4,9 +4,11 @@ They record what the checkpoint coordinator reports; no decision depends on them
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
 from msgspec import UNSET
@@ -59,6 +61,8 @@ class _Tracked:
         self._acked: set[SubtaskKey] = set()
         self._acks: list[_Ack] = []
         """Only appended to: captures share it."""
+        self._summed = 0
+        """So many of the first of them are in the numbers below: these are needed once a view, not once an acknowledgement."""
         self.latest_ack_ms = -1
         self.checkpointed_size = self.state_size = self.processed_bytes = self.persisted_bytes = 0
         self.unaligned = False
@@ -66,16 +70,21 @@ class _Tracked:
     def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
         task = SubtaskKey(ack.vertex, ack.subtask)
         if task not in self._acked:
-            self.latest_ack_ms = max(self.latest_ack_ms, at_ms)
-            self.checkpointed_size += ack.metrics.checkpointed_size
-            self.state_size += ack.metrics.state_size
-            self.processed_bytes += ack.metrics.bytes_processed_during_alignment
-            self.persisted_bytes += ack.metrics.bytes_persisted_during_alignment or 0
-            self.unaligned = self.unaligned or ack.metrics.unaligned is True
             self._acked.add(task)
             self._acks.append((task, at_ms, ack.metrics))
 
+    def _sum_up(self) -> None:
+        for _task, at_ms, metrics in self._acks[self._summed :]:
+            self.latest_ack_ms = max(self.latest_ack_ms, at_ms)
+            self.checkpointed_size += metrics.checkpointed_size
+            self.state_size += metrics.state_size
+            self.processed_bytes += metrics.bytes_processed_during_alignment
+            self.persisted_bytes += metrics.bytes_persisted_during_alignment or 0
+            self.unaligned = self.unaligned or metrics.unaligned is True
+        self._summed = len(self._acks)
+
     def capture(self, status: str) -> _CapturedCheckpoint:
+        self._sum_up()
         return _CapturedCheckpoint(self._overview(status), self.tasks, self._acks, len(self._acks))
 
     def view(self, status: str) -> CheckpointView:
@@ -116,10 +125,10 @@ class _CapturedCheckpoint:
     def view(self) -> CheckpointView:
         """With every vertex and subtask."""
         trigger_ms = self.overview.trigger_ms
-        acked = {task: _acked(task, at_ms, trigger_ms, metrics) for task, at_ms, metrics in self._acks[: self._count]}
+        acked = {task: _acked(task.subtask, at_ms, trigger_ms, metrics) for task, at_ms, metrics in self._acks[: self._count]}
         vertices: dict[str, list[SubtaskCheckpointView]] = {}
-        for task in self._tasks:
-            vertices.setdefault(task.vertex, []).append(acked.get(task) or _missing(task.subtask))
+        for vertex, tasks in itertools.groupby(self._tasks, attrgetter("vertex")):
+            vertices[vertex] = [acked.get(task) or _missing(task.subtask) for task in tasks]
         parts = {vertex: _vertex_view(vertex, self.overview.status, subtasks) for vertex, subtasks in vertices.items()}
         return replace(self.overview, vertices=parts)
 
@@ -128,70 +137,96 @@ def _missing(subtask: int) -> SubtaskCheckpointView:
     return SubtaskCheckpointView(subtask, -1, -1, 0, 0, 0, 0, 0, 0, 0)
 
 
-def _acked(task: SubtaskKey, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics) -> SubtaskCheckpointView:
+def _acked(subtask: int, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics) -> SubtaskCheckpointView:
     """The start delay is from the coordinator's clock to the worker's. No more of it counts than the time until the acknowledgement
-    leaves, by the coordinator's clock alone, beside the phases that a worker measures by itself."""
-    took_ms = max(0, at_ms - trigger_ms)
-    work_ms = metrics.sync_duration_ms + metrics.async_duration_ms
-    overlaps = metrics.unaligned is True
-    spent_ms = max(metrics.alignment_duration_ms, work_ms) if overlaps else metrics.alignment_duration_ms + work_ms
-    stalled_ms = 0 if metrics.stalled_duration_ms is UNSET else metrics.stalled_duration_ms
+    leaves, by the coordinator's clock alone, beside the phases that a worker measures by itself.
+
+    Arguments by position, and no `max`: it is called for every subtask of every checkpoint."""
+    took_ms = at_ms - trigger_ms if at_ms > trigger_ms else 0
+    alignment_ms, async_ms, unaligned = metrics.alignment_duration_ms, metrics.async_duration_ms, metrics.unaligned is True
+    work_ms = metrics.sync_duration_ms + async_ms
+    spent_ms = max(alignment_ms, work_ms) if unaligned else alignment_ms + work_ms
+    delay_ms = took_ms - spent_ms if took_ms > spent_ms else 0
     return SubtaskCheckpointView(
-        subtask=task.subtask,
-        ack_ms=at_ms,
-        end_to_end_ms=took_ms,
-        checkpointed_size=metrics.checkpointed_size,
-        state_size=metrics.state_size,
-        sync_ms=round(metrics.sync_duration_ms),
-        async_ms=round(metrics.async_duration_ms),
-        alignment_ms=round(metrics.alignment_duration_ms),
-        alignment_processed=metrics.bytes_processed_during_alignment,
-        start_delay_ms=round(min(metrics.start_delay_ms, max(0, took_ms - spent_ms))),
-        persisted=metrics.bytes_persisted_during_alignment or 0,
-        unaligned=metrics.unaligned is True,
-        store_ms=-1 if metrics.store_duration_ms is UNSET else round(metrics.store_duration_ms),
-        new_files=-1 if metrics.new_files is UNSET else metrics.new_files,
-        stalled_ms=round(min(stalled_ms, metrics.async_duration_ms)),
+        subtask,
+        at_ms,
+        took_ms,
+        metrics.checkpointed_size,
+        metrics.state_size,
+        round(metrics.sync_duration_ms),
+        round(async_ms),
+        round(alignment_ms),
+        metrics.bytes_processed_during_alignment,
+        round(metrics.start_delay_ms if metrics.start_delay_ms <= delay_ms else delay_ms),
+        metrics.bytes_persisted_during_alignment or 0,
+        unaligned,
+        -1 if metrics.store_duration_ms is UNSET else round(metrics.store_duration_ms),
+        -1 if metrics.new_files is UNSET else metrics.new_files,
+        0 if metrics.stalled_duration_ms is UNSET else round(min(metrics.stalled_duration_ms, async_ms)),
     )
 
 
 def derive_phases(view: CheckpointView) -> CheckpointPhases:
     """Phases of a completed checkpoint with its subtasks; O(subtasks)."""
-    acked = [subtask for vertex in view.vertices.values() for subtask in vertex.subtasks if subtask.acknowledged]
-    told = [subtask for subtask in acked if subtask.store_ms >= 0]
-    stored_ms = sum(subtask.store_ms for subtask in told)
+    delay_ms = alignment_ms = sync_ms = encode_ms = store_ms = acknowledge_ms = -1
+    stored_ms = stored_size = told = files = 0
+    for vertex in view.vertices.values():
+        for subtask in vertex.subtasks:
+            if subtask.ack_ms < 0:
+                continue
+            delay_ms = max(delay_ms, subtask.start_delay_ms)
+            alignment_ms = max(alignment_ms, subtask.alignment_ms)
+            sync_ms = max(sync_ms, subtask.sync_ms)
+            acknowledge_ms = max(acknowledge_ms, subtask.acknowledge_ms)
+            if subtask.store_ms >= 0:
+                encode_ms = max(encode_ms, subtask.encode_ms)
+                store_ms = max(store_ms, subtask.store_ms)
+                stored_ms += subtask.store_ms
+                stored_size += subtask.checkpointed_size
+                told += 1
+                files += subtask.new_files
     return CheckpointPhases(
         checkpoint_id=view.checkpoint_id,
         end_to_end_ms=view.end_to_end_ms,
-        start_delay_ms=max((subtask.start_delay_ms for subtask in acked), default=-1),
-        alignment_ms=max((subtask.alignment_ms for subtask in acked), default=-1),
-        sync_ms=max((subtask.sync_ms for subtask in acked), default=-1),
-        encode_ms=max((subtask.encode_ms for subtask in told), default=-1),
-        store_ms=max((subtask.store_ms for subtask in told), default=-1),
-        acknowledge_ms=max((subtask.acknowledge_ms for subtask in acked), default=-1),
+        start_delay_ms=delay_ms,
+        alignment_ms=alignment_ms,
+        sync_ms=sync_ms,
+        encode_ms=encode_ms,
+        store_ms=store_ms,
+        acknowledge_ms=acknowledge_ms,
         decide_ms=view.decide_ms,
         notify_ms=view.notify_ms,
         checkpointed_size=view.checkpointed_size,
         state_size=view.state_size,
-        store_rate=sum(subtask.checkpointed_size for subtask in told) * 1000 // stored_ms if stored_ms else -1,
-        new_files=sum(subtask.new_files for subtask in told) if told else -1,
+        store_rate=stored_size * 1000 // stored_ms if stored_ms else -1,
+        new_files=files if told else -1,
     )
 
 
 def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointView]) -> VertexCheckpointView:
-    acked = [subtask for subtask in subtasks if subtask.acknowledged]
-    if status == "IN_PROGRESS" and len(acked) == len(subtasks):
+    latest_ms = took_ms = -1
+    acked = checkpointed_size = state_size = processed = 0
+    for subtask in subtasks:
+        if subtask.ack_ms < 0:
+            continue
+        acked += 1
+        latest_ms = max(latest_ms, subtask.ack_ms)
+        took_ms = max(took_ms, subtask.end_to_end_ms)
+        checkpointed_size += subtask.checkpointed_size
+        state_size += subtask.state_size
+        processed += subtask.alignment_processed
+    if status == "IN_PROGRESS" and acked == len(subtasks):
         status = "COMPLETED"
     return VertexCheckpointView(
         vertex=vertex,
         status=status,
-        latest_ack_ms=max((subtask.ack_ms for subtask in acked), default=-1),
-        checkpointed_size=sum(subtask.checkpointed_size for subtask in acked),
-        state_size=sum(subtask.state_size for subtask in acked),
-        end_to_end_ms=max((subtask.end_to_end_ms for subtask in acked), default=-1),
-        processed_bytes=sum(subtask.alignment_processed for subtask in acked),
+        latest_ack_ms=latest_ms,
+        checkpointed_size=checkpointed_size,
+        state_size=state_size,
+        end_to_end_ms=took_ms,
+        processed_bytes=processed,
         num_subtasks=len(subtasks),
-        num_acknowledged_subtasks=len(acked),
+        num_acknowledged_subtasks=acked,
         subtasks=tuple(subtasks),
     )
 
@@ -289,8 +324,9 @@ class CheckpointStats:
     def completed(self, checkpoint_id: int, location: str, wall_ms: int) -> None:
         tracked = self._in_progress.pop(checkpoint_id)
         duration = max(0, wall_ms - tracked.trigger_ms)
-        decide_ms = max(0, wall_ms - tracked.latest_ack_ms) if tracked.latest_ack_ms >= 0 else -1
-        view = replace(tracked.view("COMPLETED"), location=location, end_to_end_ms=duration, decide_ms=decide_ms)
+        view = tracked.view("COMPLETED")
+        decide_ms = max(0, wall_ms - view.latest_ack_ms) if view.latest_ack_ms >= 0 else -1
+        view = replace(view, location=location, end_to_end_ms=duration, decide_ms=decide_ms)
         self._counts["completed"] += 1
         self._latest["savepoint" if view.is_savepoint else "completed"] = view
         numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)

@@ -7,8 +7,7 @@ break a line."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -53,8 +52,8 @@ def encode_line(number: int, at_ms: int, kind: str, facts: Mapping[str, Any]) ->
 
 def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[str, Any]:
     """Facts of a checkpoint that has ended. `hosts`: of the slots."""
-    vertices = heapq.nlargest(VERTICES_MAX, view.vertices.values(), key=lambda vertex: (vertex.end_to_end_ms, vertex.vertex))
-    slowest = heapq.nlargest(SLOWEST_MAX, _acknowledged(view.vertices.values()), key=_duration)
+    by_duration = sorted(view.vertices.values(), key=lambda vertex: (vertex.end_to_end_ms, vertex.vertex), reverse=True)
+    vertices, slowest = by_duration[:VERTICES_MAX], _slowest(view.vertices.values())
     missing = [
         {"vertex": vertex.vertex, "subtask": subtask.subtask, "host": hosts.get(subtask.subtask, "")}
         for vertex in view.vertices.values()
@@ -87,12 +86,22 @@ def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[
     return facts
 
 
-def _acknowledged(vertices: Iterable[VertexCheckpointView]) -> Iterable[tuple[str, SubtaskCheckpointView]]:
-    return ((vertex.vertex, subtask) for vertex in vertices for subtask in vertex.subtasks if subtask.ack_ms >= 0)
+def _slowest(vertices: Collection[VertexCheckpointView]) -> list[tuple[str, SubtaskCheckpointView]]:
+    """The SLOWEST_MAX slowest subtasks with their vertices, the slowest first, and of equal ones the first.
 
-
-def _duration(entry: tuple[str, SubtaskCheckpointView]) -> int:
-    return entry[1].end_to_end_ms
+    Their times are sorted before anything else: of thousands of subtasks few have a record to be made of."""
+    times_ms = sorted([each.end_to_end_ms for vertex in vertices for each in vertex.subtasks if each.ack_ms >= 0], reverse=True)
+    if not times_ms:
+        return []
+    least_ms = times_ms[:SLOWEST_MAX][-1]
+    slower: list[tuple[str, SubtaskCheckpointView]] = []
+    equal: list[tuple[str, SubtaskCheckpointView]] = []
+    for vertex in vertices:
+        for each in vertex.subtasks:
+            if each.ack_ms >= 0 and each.end_to_end_ms >= least_ms:
+                (slower if each.end_to_end_ms > least_ms else equal).append((vertex.vertex, each))
+    slower.sort(key=lambda entry: entry[1].end_to_end_ms, reverse=True)
+    return [*slower, *equal][:SLOWEST_MAX]
 
 
 def _subtask(view: SubtaskCheckpointView) -> dict[str, Any]:
@@ -112,27 +121,34 @@ def _subtask(view: SubtaskCheckpointView) -> dict[str, Any]:
 
 
 def _vertex(view: VertexCheckpointView) -> dict[str, Any]:
-    """Sums, the longest of each phase over its subtasks, and the slowest subtask."""
-    subtasks = [subtask for subtask in view.subtasks if subtask.ack_ms >= 0]
+    """Sums, the longest of each phase over its subtasks, and the slowest subtask: the first of equal ones."""
+    delay_ms = alignment_ms = sync_ms = async_ms = store_ms = acknowledge_ms = took_ms = slowest = -1
+    for subtask in view.subtasks:
+        if subtask.ack_ms < 0:
+            continue
+        delay_ms = max(delay_ms, subtask.start_delay_ms)
+        alignment_ms = max(alignment_ms, subtask.alignment_ms)
+        sync_ms = max(sync_ms, subtask.sync_ms)
+        async_ms = max(async_ms, subtask.async_ms)
+        store_ms = max(store_ms, subtask.store_ms)
+        acknowledge_ms = max(acknowledge_ms, subtask.acknowledge_ms)
+        if subtask.end_to_end_ms > took_ms:
+            took_ms, slowest = subtask.end_to_end_ms, subtask.subtask
     return {
         "vertex": view.vertex,
         "subtasks": view.num_subtasks,
         "acknowledged": view.num_acknowledged_subtasks,
         "duration_ms": view.end_to_end_ms,
-        "start_delay_ms": _longest([subtask.start_delay_ms for subtask in subtasks]),
-        "alignment_ms": _longest([subtask.alignment_ms for subtask in subtasks]),
-        "sync_ms": _longest([subtask.sync_ms for subtask in subtasks]),
-        "async_ms": _longest([subtask.async_ms for subtask in subtasks]),
-        "store_ms": _longest([subtask.store_ms for subtask in subtasks]),
-        "acknowledge_ms": _longest([subtask.acknowledge_ms for subtask in subtasks]),
+        "start_delay_ms": delay_ms,
+        "alignment_ms": alignment_ms,
+        "sync_ms": sync_ms,
+        "async_ms": async_ms,
+        "store_ms": store_ms,
+        "acknowledge_ms": acknowledge_ms,
         "checkpointed_size": view.checkpointed_size,
         "state_size": view.state_size,
-        "slowest": max(subtasks, key=lambda subtask: subtask.end_to_end_ms).subtask if subtasks else -1,
+        "slowest": slowest,
     }
-
-
-def _longest(times_ms: Sequence[int]) -> int:
-    return max(times_ms, default=-1)
 
 
 # ------------------------------------------------------------------------------------------------------- what a reader finds

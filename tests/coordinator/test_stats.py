@@ -13,6 +13,7 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, Ch
 from holdfast.coordinator import views
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, RECENT_MAX, CheckpointStats
+from holdfast.coordinator.history.records import describe_checkpoint
 from holdfast.coordinator.views import Quantiles, RestoredView, summarise
 
 TASKS = [SubtaskKey("V", 0), SubtaskKey("V", 1)]
@@ -270,3 +271,31 @@ def test_recent_phases_are_bounded_and_without_savepoints() -> None:
             stats.completed(number, "/s", 1_010)
     assert [phases.checkpoint_id for phases in stats.view().recent] == list(range(161, 200, 2))
     assert len(stats._notified) <= 2 * RECENT_MAX
+
+
+def test_sums_of_a_checkpoint_in_progress_go_on_from_view_to_view() -> None:
+    stats = CheckpointStats()
+    stats.triggered(1, CheckpointRequest(), TASKS, 1_000)
+    for task, so_far in zip(TASKS, (7, 14), strict=True):
+        metrics = CheckpointMetrics(checkpointed_size=7)
+        for at_ms in (1_005, 1_090):  # the second is a repetition
+            stats.acknowledged(AcknowledgeCheckpoint(1, 1, task.vertex, task.subtask, {}, metrics), at_ms + task.subtask)
+        for _ in range(2):
+            view = stats.checkpoint(1)
+            assert view is not None
+            assert (view.checkpointed_size, view.latest_ack_ms) == (so_far, 1_005 + task.subtask)
+
+
+def test_the_slowest_subtasks_of_many_are_recorded_and_the_first_of_equal_ones() -> None:
+    stats = CheckpointStats()
+    tasks = [SubtaskKey(f"v{vertex}", subtask) for vertex in range(6) for subtask in range(4)]
+    took_ms = {task: 50 if task.vertex in ("v2", "v4") else 10 for task in tasks} | {tasks[-1]: 90}
+    stats.triggered(1, CheckpointRequest(), tasks, 1_000)
+    for task in tasks:
+        stats.acknowledged(AcknowledgeCheckpoint(1, 1, task.vertex, task.subtask), 1_000 + took_ms[task])
+    stats.completed(1, "job/chk-1", 1_100)
+    view = stats.checkpoint(1)
+    assert view is not None
+    slowest = [(each["vertex"], each["subtask"]) for each in describe_checkpoint(view, {})["slowest"]]
+    equal = [("v2", subtask) for subtask in range(4)] + [("v4", subtask) for subtask in range(4)]
+    assert slowest == [("v5", 3), *equal, ("v0", 0)]
