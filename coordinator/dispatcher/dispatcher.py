@@ -149,10 +149,24 @@ class JobRegistry:
 
     def put_recorded(self, job: RecordedJob) -> None:
         with self._lock:
-            self._forget(job.job_id)
-            self._recorded[job.job_id] = job
-            while len(self._recorded) > self._jobs_max:
-                self._recorded.popitem(last=False)
+            self._remember(job)
+
+    def retire(self, job: RecordedJob) -> JobMasterRunner | None:
+        """Remember a job that has ended by its records alone, unless it was started again since they were read; its runner, for the
+        caller to close."""
+        with self._lock:
+            service = self._services.get(job.job_id)
+            if service is not None and service.epoch >= max(job.epochs, default=0):
+                return None
+            self._services.pop(job.job_id, None)
+            self._remember(job)
+        return service
+
+    def _remember(self, job: RecordedJob) -> None:
+        self._forget(job.job_id)
+        self._recorded[job.job_id] = job
+        while len(self._recorded) > self._jobs_max:
+            self._recorded.popitem(last=False)
 
     def put_broken(self, job_id: str, error: HoldfastError) -> None:
         with self._lock:
@@ -184,6 +198,10 @@ T = TypeVar("T")
 
 RECOVERY_ROUNDS_MAX = 64
 """Highest number of rounds between two tries to recover the same job: each try may write a leader record, which stays."""
+
+FENCED_MS_MAX = 3_600_000
+"""How long the records of an ended job are read anew when it is looked for, behind an epoch that no coordinator took: somebody
+works at its snapshots, a forgetting takes an hour at most."""
 
 UNKNOWN_JOBS_MAX = 16
 """Jobs at a time whose leader is looked up because of a request; further ones wait for the next request."""
@@ -258,6 +276,8 @@ class Dispatcher:
         up."""
         self.astray: set[str] = set()
         """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
+        self._fenced: dict[str, int] = {}
+        """Ended job -> ms, monotonic, when it was seen that an epoch was taken by what is no coordinator."""
         self.feed = HistoryFeed()
         """Records of the jobs that are led here, as they are made."""
         self._config = config
@@ -333,14 +353,11 @@ class Dispatcher:
         paths, known = JobPaths(job_id), self.registry.newest_epoch(job_id)
         try:
             recorded = self.registry.recorded(job_id)
-            if recorded is not None:  # a leader may have taken its epoch, and been stopped, before the end was read
-                if (yield StatFile(paths.submission(recorded.last_submission + 1))) is None:
-                    return False  # numbers have no gaps, and an ended job goes on only by a new one
-                recorded = yield from read_job(paths)
-                if not recorded.is_live:
-                    self.registry.put_recorded(recorded)
-                    return False
+            if recorded is not None and not (yield from self._goes_on(paths, recorded)):
+                return False
             record = yield from find_leader(paths, newer_than=known)
+            if record is not None and not record.url and (yield from self._retire(paths)):
+                return False
         except HoldfastError as error:
             told = printable(str(error), TEXT_CHARACTERS_MAX)
             logger.warning("who leads job %s can't be read: %s", job_id, told, extra=about(job_id))
@@ -353,6 +370,37 @@ class Dispatcher:
         if service is not None and service.epoch < record.epoch and not service.ended.is_set():
             service.post(job_events.LeadershipEnded(f"epoch {record.epoch} leads job {job_id}, not {service.epoch}"))
         return True
+
+    def _goes_on(self, paths: JobPaths, known: RecordedJob) -> HostFlow[bool]:
+        """Whether a job goes on whose end was read; a leader may have taken its epoch, and been stopped, before. If it does not,
+        and somebody has worked at it since, its records are read anew."""
+        # Numbers have no gaps, and an ended job goes on only by a new one.
+        is_submitted = (yield StatFile(paths.submission(known.last_submission + 1))) is not None
+        if not is_submitted and not self._is_fenced(paths.job_id):
+            if (yield StatFile(paths.leader(max(known.epochs, default=0) + 1))) is None:
+                return False
+            self._fenced[paths.job_id] = self._clock.monotonic_ms()
+        recorded = yield from read_job(paths)
+        if not recorded.is_live:
+            self.registry.put_recorded(recorded)
+        return recorded.is_live
+
+    def _retire(self, paths: JobPaths) -> HostFlow[bool]:
+        """Somebody without an address has fenced a job: no coordinator leads it. One that has ended is remembered by its records
+        from now on; whether it has."""
+        recorded = yield from read_job(paths)
+        if not recorded.exists or recorded.is_live:
+            return False
+        self._fenced[paths.job_id] = self._clock.monotonic_ms()
+        service = self.registry.retire(recorded)
+        if service is not None:
+            service.close("the job has ended, and its snapshots are worked at")
+        return True
+
+    def _is_fenced(self, job_id: str) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        self._fenced = {each: since_ms for each, since_ms in self._fenced.items() if now_ms - since_ms < FENCED_MS_MAX}
+        return job_id in self._fenced
 
     def retry_recovery(self, job_id: str) -> HostFlow[None]:
         """Recover an unrecovered job, unless it is led here or has another leader by now."""

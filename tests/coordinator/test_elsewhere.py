@@ -14,11 +14,12 @@ from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
-from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
+from holdfast.coordinator.dispatcher.dispatcher import FENCED_MS_MAX, run_host_flow
 from holdfast.coordinator.dispatcher.published import view_overview
 from holdfast.coordinator.dispatcher.reading.queries import Queries
+from holdfast.coordinator.dispatcher.submit import Starter, fence_ended
 from holdfast.coordinator.ha.leadership import LEADER_GRACE_MS, OtherLeader, find_leader
-from holdfast.coordinator.ha.records import LeaderRecord, ResultRecord, derive_job_id, encode_record
+from holdfast.coordinator.ha.records import ConfigRecord, LeaderRecord, ResultRecord, derive_job_id, encode_record
 from holdfast.coordinator.ha.store import put_once, write_result
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.service import CoordinatorService
@@ -342,6 +343,62 @@ def test_when_a_leader_is_given_up(unreachable: int, waited_ms: int, given_up: b
     assert OtherLeader(4, SECOND, 1_000).is_given_up(unreachable, 1_000 + waited_ms) is given_up
 
 
+# ------------------------------------------------------------------------------------- fenced by what is no coordinator
+
+
+def fence(storage: DictStorage, nonce: str) -> int:
+    """As a forgetting does, before it deletes what an ended job has."""
+    return run_flow(fence_ended(JOB, Starter(nonce, "", "", 1)), storage)
+
+
+def test_an_ended_job_that_a_forgetting_has_fenced_is_answered_from_its_records(storage: DictStorage) -> None:
+    process = led_by(storage, FIRST, seed=1)
+    process.service(JOB).post(job_events.CancelRequested(0))
+    process.settle()
+    runner = process.service(JOB)
+    assert runner.ended.is_set()
+    fence(storage, "f" * 32)
+    assert calls(process).led(JOB) is runner, "it has ended here: whether it goes on elsewhere is looked up"
+    process.drive(process.host.find_leaders())
+    assert (process.host.registry.find(JOB), runner.closed) == (None, True)
+    assert process.host.registry.elsewhere(JOB) is None
+    assert queries(process).job(JOB).overview.state == "CANCELED"
+    with pytest.raises(FencedError, match="CANCELED"):
+        register(process, submission=1)
+    assert process.submit(replace(submitted("again"), fresh=True)).epoch > 2
+    assert calls(process).led(JOB) is process.service(JOB)
+
+
+def test_what_a_forgetting_deletes_is_seen_while_it_works_and_behind_it(storage: DictStorage) -> None:
+    run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", 1, "dead", 0, 0)), storage)
+    process = led_by(storage, FIRST, seed=1)
+    fence(storage, "f" * 32)
+    for number in (1, 2):
+        name = PATHS.config(number)
+        storage.execute(PutIfAbsent(name, encode_record(ConfigRecord(number, 1, 1, {}, "n"))))
+        queries(process).job(JOB)
+        process.drive(process.host.find_leaders())
+        recorded = process.host.registry.recorded(JOB)
+        assert recorded is not None
+        assert recorded.last_config == number, "read anew"
+        process.pass_time(FENCED_MS_MAX // 2)
+    process.pass_time(FENCED_MS_MAX)
+    read = process.host.registry.recorded(JOB)
+    queries(process).job(JOB)
+    process.drive(process.host.find_leaders())
+    assert process.host.registry.recorded(JOB) is read, "nobody works at it any more"
+
+
+def test_a_running_job_that_nobody_with_an_address_leads_is_not_taken_for_ended(storage: DictStorage) -> None:
+    process = led_by(storage, FIRST, seed=1)
+    epoch = process.service(JOB).epoch
+    run_flow(put_once(PATHS.leader(epoch + 1), encode_record(LeaderRecord(epoch + 1, "n" * 32, ""))), storage)
+    process.drive(process.host.check_leaderships())
+    process.settle()
+    assert process.host.registry.recorded(JOB) is None
+    assert "url" not in referral(process)
+
+
 # ------------------------------------------------------------------------------------------------ newer than what we know
 
 
@@ -409,8 +466,8 @@ def test_driver_of_a_newer_submission_is_sent_on_by_one_that_remembers_an_older(
     assert caught.value.url == SECOND
 
 
-@pytest.mark.parametrize("led", [True, False], ids=["ended here", "on record"])
-def test_look_for_a_newer_submission_of_an_ended_job_is_one_small_request(storage: DictStorage, led: bool) -> None:
+@pytest.mark.parametrize(("led", "requests"), [(True, 1), (False, 2)], ids=["ended here", "on record"])
+def test_look_for_what_is_newer_of_an_ended_job_is_small(storage: DictStorage, led: bool, requests: int) -> None:
     process = led_by(storage, FIRST, seed=1)
     process.call(JOB, job_events.CancelRequested)
     process.settle()
@@ -422,8 +479,8 @@ def test_look_for_a_newer_submission_of_an_ended_job_is_one_small_request(storag
     process.drive(process.host.find_leaders())
     process.drive(process.host.find_leaders())
     looks = process.operations[done:]
-    assert len(looks) == 1
-    assert isinstance(looks[0], StatFile)
+    assert len(looks) == requests
+    assert all(isinstance(look, StatFile) for look in looks)
     assert seen_state(process) == "CANCELED"
 
 
