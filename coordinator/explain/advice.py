@@ -1,6 +1,7 @@
 """The one setting to change for a first cause, if one is known to help. Pure.
 
-A setting of the running job is named with its command; others hold from the next submission on."""
+A setting of the running job is named with its command; others, and all of a job that has ended, hold from the next submission on.
+A cause that is not known, or not seen any more, gets none: what would help is not known either."""
 
 from __future__ import annotations
 
@@ -20,9 +21,7 @@ WRITE_BUFFER_BYTES_MAX, WRITE_BUFFERS_BYTES_MAX = 512 * _MIB, 8 * 1024 * _MIB
 TIME_MS_MAX = 24 * 3_600_000
 """Beyond a day no interval or timeout is recommended."""
 
-_OF_BARRIERS = frozenset(
-    {CauseKind.BUSY_VERTEX, CauseKind.BUSY_SUBTASK, CauseKind.SKEW, CauseKind.OUTSIDE, CauseKind.NO_LONGER_SEEN}
-)
+_OF_BARRIERS = frozenset({CauseKind.BUSY_VERTEX, CauseKind.BUSY_SUBTASK, CauseKind.SKEW, CauseKind.OUTSIDE})
 _OF_WRITES = frozenset(
     {CauseKind.MORE_STATE, CauseKind.SLOW_STORAGE, CauseKind.SLOW_ENCODE, CauseKind.STATE_SKEW, CauseKind.SLOW_DECIDE}
 )
@@ -71,6 +70,8 @@ def advise(facts: Facts, kind: CauseKind, *, vertex_id: str = "", duration_ms: i
 
 def _for_barriers(facts: Facts, kind: CauseKind, vertex_id: str) -> SettingChange | None:
     """Barriers that wait behind records: let them overtake; where they do so already, more subtasks."""
+    if not facts.inputs.get(vertex_id):
+        return None  # it waited in a source, which has no records in front of it that it could overtake
     config = facts.config
     overtakable = facts.takes_checkpoint and any(edge.overtakable for edge in facts.graph.edges)
     may_overtake = overtakable and config.checkpointing_mode != AT_LEAST_ONCE and config.max_concurrent_checkpoints == 1
@@ -117,7 +118,7 @@ def _change(facts: Facts, name: str, new: SettingValue, why: str) -> SettingChan
     old: SettingValue = getattr(facts.config, name)
     if old == new:
         return None
-    if name not in TUNABLE:
+    if name not in TUNABLE or facts.job.overview.is_terminal:  # settings of a job that has ended can't be changed
         return SettingChange(name, old, new, why)
     try:
         apply_settings(facts.config, {name: new})

@@ -16,6 +16,17 @@ from holdfast.coordinator.views import CheckpointView
 
 _EXPECTED = frozenset({CauseKind.SUBSUMED, CauseKind.END_OF_INPUT, CauseKind.ENDING, CauseKind.NEW_SUBMISSION, CauseKind.STOPPED})
 """First causes that are no fault, of checkpoints that failed or that are missing, unless the job has failed."""
+_MORE_TIME_IS_IN_VAIN = frozenset(
+    {
+        CauseKind.LOST_WORKER,
+        CauseKind.HUNG_WORKER,
+        CauseKind.TASK_NOT_RUNNING,
+        CauseKind.OUTSIDE,
+        CauseKind.NOT_KNOWN,
+        CauseKind.NO_LONGER_SEEN,
+    }
+)
+"""First causes with which a longer timeout is not known to help."""
 _FAILED = ("FAILED", "FAILING", "UNKNOWN")
 
 
@@ -73,9 +84,8 @@ def _failed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
 
 
 def _only_takes_long(chain: Chain) -> bool:
-    """More time might help: what was missing is not known to be gone."""
-    gone = (CauseKind.LOST_WORKER, CauseKind.HUNG_WORKER, CauseKind.TASK_NOT_RUNNING, CauseKind.OUTSIDE)
-    return chain.causes[-1].kind not in gone
+    """More time would help: why it was late is known, and nothing is gone that it would wait for."""
+    return chain.causes[-1].kind not in _MORE_TIME_IS_IN_VAIN
 
 
 def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:

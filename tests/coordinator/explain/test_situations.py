@@ -193,13 +193,13 @@ def skew_that_no_setting_mends(it: Built) -> None:
     it.records[WINDOW, 1] = 90_000
 
 
-@situation(CauseKind.NO_LONGER_SEEN, "unaligned_checkpoints=true")
+@situation(CauseKind.NO_LONGER_SEEN, None)
 def what_held_it_up_is_over(it: Built) -> None:
     held_up(it)
     it.age_ms = 300_000
 
 
-@situation(CauseKind.NO_LONGER_SEEN, "unaligned_checkpoints=true")
+@situation(CauseKind.NO_LONGER_SEEN, None)
 def workers_that_tell_no_shares(it: Built) -> None:
     held_up(it)
     for vertex in (SOURCE, WINDOW, SINK):
@@ -224,13 +224,21 @@ def all_checkpoints_are_too_slow_for_the_interval(it: Built) -> None:
     it.busy(WINDOW)
 
 
-@situation(CauseKind.BUSY_VERTEX, "unaligned_checkpoints=true", "orders")
+@situation(CauseKind.BUSY_VERTEX, None, "orders")
 def a_busy_source_takes_its_trigger_late(it: Built) -> None:
     it.age_ms = 20_000
     for vertex in (SOURCE, WINDOW, SINK):
         it.ack(vertex, start=9_000)
     it.ack(COMMITTER, [0], start=9_000)
     it.busy(SOURCE)
+
+
+@situation(CauseKind.NO_LONGER_SEEN, None, "orders")
+def a_source_took_its_trigger_late_and_nothing_shows_why(it: Built) -> None:
+    it.age_ms = 60_000
+    for vertex in (SOURCE, WINDOW, SINK):
+        it.ack(vertex, start=29_000)
+    it.ack(COMMITTER, [0], start=29_000)
 
 
 # ----------------------------------------------------------------------------------------------- state and storage
@@ -245,6 +253,13 @@ def slow_storage(it: Built) -> None:
 @situation(CauseKind.SLOW_STORAGE, "!incremental_checkpoints=true")
 def slow_storage_of_full_checkpoints(it: Built) -> None:
     it.tune(incremental_checkpoints=False)
+    it.age_ms = 20_000
+    it.all_acks(store=10_000)
+
+
+@situation(CauseKind.SLOW_STORAGE, "!checkpoint_interval_ms=21000")
+def slow_storage_of_a_job_that_has_ended(it: Built) -> None:
+    it.state, it.schedule = "CANCELED", None
     it.age_ms = 20_000
     it.all_acks(store=10_000)
 
@@ -418,7 +433,7 @@ def expired_since_barriers_were_held_up(it: Built) -> None:
     it.busy(WINDOW)
 
 
-@situation(CauseKind.NOT_KNOWN, "checkpoint_timeout_ms=240000", "table")
+@situation(CauseKind.NOT_KNOWN, None, "table")
 def expired_for_no_reason_that_is_seen(it: Built) -> None:
     failed(it, "expired", after_ms=120_000)
     it.age_ms = 121_000
