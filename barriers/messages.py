@@ -383,6 +383,9 @@ class SubtaskMetrics(msgspec.Struct, frozen=True, gc=False):
     """Estimate for what is held of its slowest channel; absent while no rate is known, and without debloating."""
     latencies: Latencies | msgspec.UnsetType = msgspec.UNSET
     """By the markers that came, of each source vertex; absent in a job that does not track latency."""
+    step_ms: _Count | msgspec.UnsetType = msgspec.UNSET
+    """How long a step of it has lasted from which the worker's loop has not come back, for all of its subtasks; absent for steps of
+    normal length."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):

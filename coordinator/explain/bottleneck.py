@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
-from holdfast.coordinator.explain.facts import Facts, Load, median_of, share_text
+from holdfast.coordinator.explain.facts import Facts, Load, median_of, share_text, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 
 LOW_ABOVE = 0.1
@@ -19,6 +19,11 @@ ALONE_BELOW = 0.5
 """A subtask is busy alone if its siblings' median is below this part of its share."""
 SKEW_FACTOR = 2.0
 """Its records are skewed if it has so many times the median of its siblings'."""
+STANDS_MS = 10_000
+"""A call from which a worker's loop has not come back for so long is no work: nothing of that worker moves meanwhile."""
+STANDS_SHARE = 0.5
+"""Of the age of a pending checkpoint: a call that has lasted so long of it holds it up, though it be a shorter one."""
+STANDS_MS_MIN = 2_000
 CHAIN_MAX = 100
 """Vertices that a chain of backpressure names at most."""
 
@@ -44,6 +49,35 @@ class Bottleneck(msgspec.Struct, frozen=True):
             for place in self.path
         ]
         return (*waiting[:3], Cause(self.kind, self.text, self.place))
+
+
+class LongCall(msgspec.Struct, frozen=True):
+    """A call that has not come back: of a function, or of what it waits for."""
+
+    vertex_id: str
+    place: Place
+    subtask: int
+    lasts_ms: int
+    busy: float
+
+    @property
+    def cause(self) -> Cause:
+        lasts = f"{self.place} has not returned for {time_text(self.lasts_ms)}"
+        return Cause(CauseKind.LONG_CALL, f"{lasts}, and no record has been read in its worker meanwhile", self.place)
+
+
+def longest_call(facts: Facts) -> LongCall | None:
+    """The one that has lasted longest, if that is long enough to hold up whatever waits: barriers can't overtake within a call."""
+    checkpoint, needed_ms = facts.situation.checkpoint, STANDS_MS
+    if checkpoint is not None and checkpoint.status == "IN_PROGRESS":
+        age_ms = facts.job.now_ms - checkpoint.trigger_ms
+        needed_ms = min(STANDS_MS, max(STANDS_MS_MIN, int(STANDS_SHARE * age_ms)))
+    told = [(load.view.metrics.step_ms or 0, vertex, load) for vertex in facts.order for load in facts.loads(vertex)]
+    lasts_ms, vertex, load = max(told, key=lambda each: each[0], default=(0, "", None))
+    if load is None or lasts_ms < needed_ms:
+        return None
+    number = load.view.subtask
+    return LongCall(vertex, facts.place(vertex, number), number, lasts_ms, load.busy)
 
 
 def worst_backpressure(facts: Facts, vertex_id: str) -> Load | None:

@@ -22,6 +22,7 @@ _MORE_TIME_IS_IN_VAIN = frozenset(
         CauseKind.HUNG_WORKER,
         CauseKind.TASK_NOT_RUNNING,
         CauseKind.OUTSIDE,
+        CauseKind.LONG_CALL,
         CauseKind.NOT_KNOWN,
         CauseKind.NO_LONGER_SEEN,
     }

@@ -13,7 +13,7 @@ from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
-from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, worst_backpressure
+from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, longest_call, worst_backpressure
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
 from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
@@ -196,6 +196,9 @@ def _slow(facts: Facts) -> SlowView:
     if found is None:
         return SlowView(Verdict.OK, "no subtask has told how it spends its time yet", watermark_lag_ms=lag_ms)
     share = max((each.backpressured for each in worst), default=0.0)
+    call = longest_call(facts)
+    if call is not None:
+        return SlowView(Verdict.AT_RISK, call.cause.text, call.place, call.cause.kind, call.busy, share, lag_ms)
     if share <= LOW_ABOVE:
         text = f"nothing is backpressured; {found.place} works most, {share_text(found.busy)} of its time"
         return SlowView(Verdict.OK, text, found.place, None, found.busy, share, lag_ms)

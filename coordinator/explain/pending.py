@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.barriers.messages import SubtaskKey, TaskState
-from holdfast.coordinator.explain.bottleneck import find_bottleneck
+from holdfast.coordinator.explain.bottleneck import find_bottleneck, longest_call
 from holdfast.coordinator.explain.facts import Facts, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 from holdfast.coordinator.explain.slow import Chain, explain_slow, follow_barrier
@@ -33,7 +33,9 @@ def place_of_wait(facts: Facts, checkpoint: CheckpointView) -> list[SubtaskKey]:
     frontier = _frontier(facts, missing) if missing else []
     if not frontier or _worker_cause(facts, missing, -1) or _task_cause(facts, frontier):
         return []
-    first = _busiest(facts, frontier)
+    call = longest_call(facts)
+    in_call = [each for each in frontier if call is not None and each.subtask == call.subtask]  # subtask i runs in slot i
+    first = _busiest(facts, in_call or frontier)
     return [first, *(each for each in frontier if each != first)]
 
 
@@ -125,7 +127,7 @@ def _barrier_or_work(
     key = _busiest(facts, frontier)
     found = find_bottleneck(facts, key.vertex)
     is_held_up = found is not None and (bool(found.path) or found.kind is not CauseKind.OUTSIDE)
-    if is_held_up or _has_queue(facts, key):
+    if is_held_up or longest_call(facts) is not None or _has_queue(facts, key):
         return follow_barrier(facts, key.vertex, chain, ended_ms=ended_ms)
     if len(missing) < checkpoint.num_subtasks:
         others = explain_slow(facts, checkpoint)

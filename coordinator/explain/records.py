@@ -128,6 +128,7 @@ class CauseKind(StrEnum):
     BUSY_SUBTASK = "busy_subtask"
     SKEW = "skew"
     OUTSIDE = "waits_for_outside"
+    LONG_CALL = "long_call"
     NO_LONGER_SEEN = "no_longer_seen"
     SLOW_SYNC = "slow_sync"
     SLOW_ENCODE = "slow_encode"

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
-from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, find_bottleneck, worst_backpressure
+from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, LongCall, find_bottleneck, longest_call, worst_backpressure
 from holdfast.coordinator.explain.facts import Facts, median_of, phase_of, phases_of, share_text, shown, size_text, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Phase
 from holdfast.coordinator.views import CheckpointView, SubtaskCheckpointView
@@ -150,6 +150,9 @@ def follow_barrier(facts: Facts, vertex_id: str, chain: Chain, *, ended_ms: int 
     clock; -1: it is not."""
     place = facts.place(vertex_id)
     where = "the source took it late" if not facts.inputs.get(vertex_id) else f"it waited behind records in front of {place}"
+    call = longest_call(facts)
+    if call is not None:
+        return _follow_call(facts, call, chain, Cause(CauseKind.LATE_BARRIER, where, place), ended_ms)
     found = find_bottleneck(facts, vertex_id)
     chain.vertex_id = vertex_id
     if found is None:
@@ -163,6 +166,15 @@ def follow_barrier(facts: Facts, vertex_id: str, chain: Chain, *, ended_ms: int 
     chain.vertex_id = found.vertex_id
     chain.add(Cause(CauseKind.LATE_BARRIER, where, place))
     return chain.add(*found.causes())
+
+
+def _follow_call(facts: Facts, call: LongCall, chain: Chain, late: Cause, ended_ms: int) -> Chain:
+    """A worker's loop has not come back: barriers wait for it, whoever else is busy. Not those of a checkpoint that was over first,
+    of whose time the figures of now say nothing then."""
+    if ended_ms >= 0 and facts.job.now_ms - call.lasts_ms >= ended_ms:
+        return chain.add(Cause(CauseKind.NO_LONGER_SEEN, f"{late.text}; since then, {call.cause.text}", late.place))
+    chain.vertex_id = call.vertex_id
+    return chain.add(late, call.cause)
 
 
 def _waits_for(facts: Facts, vertex_id: str) -> bool:

@@ -287,6 +287,11 @@ class Subtask:
             **self._commit_metrics(),
         )
 
+    @property
+    def waits(self) -> Spent:
+        """How the time until its next step counts; for any thread."""
+        return self._time.waits
+
     def _time_metrics(self) -> dict[str, Any]:
         """In all, and in the last second while it runs."""
         time = self._time

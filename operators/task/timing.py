@@ -33,6 +33,17 @@ class TimePerSecond(NamedTuple):
     backpressured_ms: int
 
 
+def later_second(told: TimePerSecond, spent: Spent, passed_ms: int) -> TimePerSecond:
+    """The last second, `passed_ms` behind one that was told, if all of that time was spent in one way."""
+    new = min(1_000, passed_ms)
+    busy_ms, backpressured_ms = (each * (1_000 - new) // 1_000 for each in (told.busy_ms, told.backpressured_ms))
+    if spent is Spent.BUSY:
+        busy_ms += new
+    elif spent is Spent.BACKPRESSURED:
+        backpressured_ms += new
+    return TimePerSecond(busy_ms, 1_000 - busy_ms - backpressured_ms, backpressured_ms)
+
+
 class SubtaskTime:
     """Time of one subtask since its attempt began, and of its last second. Before there was a second, what is missing counts as
     idle."""
@@ -65,6 +76,11 @@ class SubtaskTime:
     def observe(self, now_s: float) -> None:
         """Count the time up to now, between two steps."""
         self._until(now_s, self._waits)
+
+    @property
+    def waits(self) -> Spent:
+        """How the time between two steps counts; for any thread."""
+        return self._waits
 
     def total_ms(self, spent: Spent) -> int:
         """Since the attempt began."""

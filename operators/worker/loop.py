@@ -9,6 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from holdfast.barriers.elements import CheckpointBarrier
 from holdfast.barriers.exchange.frames import Frame
 from holdfast.barriers.exchange.wiring import derive_channels, derive_peers
@@ -32,7 +35,8 @@ from holdfast.barriers.messages import (
 from holdfast.barriers.transport.admission import AttemptPeers, Peer
 from holdfast.barriers.transport.port import PeerLost, Received, Transport
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, SplitsRequested
-from holdfast.operators.task.subtask import TERMINAL, Report
+from holdfast.operators.task.subtask import TERMINAL, Report, Subtask
+from holdfast.operators.task.timing import Spent, TimePerSecond, later_second
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import PeerLostError, ProtocolError
 from holdfast.statebackends.panics import failure_of
@@ -43,6 +47,8 @@ IDLE_WAIT_MS_MAX = 1_000
 
 LAST_SEQUENCE_INTERVAL_MS = 1_000
 METRICS_INTERVAL_MS = 200
+STEP_TOLD_MS = 500
+"""A step that has lasted so long is told before it ends, with the time that it takes: the loop tells between rounds alone."""
 LOOK_INTERVAL_MS = 2
 """Time since the last look at what has arrived, from which on another one is taken between two steps."""
 
@@ -83,6 +89,9 @@ class Worker:
         self._metrics: tuple[int, tuple[SubtaskMetrics, ...]] = (0, ())
         """(attempt, counters), replaced as a whole at intervals; read by the control thread."""
         self._working: DeployedSubtask | None = None
+        self._working_since_ms = 0
+        """Monotonic, when its step began. Written first and read last: another thread may see that of a later step, not of an earlier
+        one."""
         self.leaving: ShutdownWorker | None = None
         self.cancelling_since_ms: int | None = None
         """Since when subtasks should be gone and are not; the control thread ends a process that takes too long."""
@@ -107,7 +116,16 @@ class Worker:
     def metrics_of(self, attempt: int) -> tuple[SubtaskMetrics, ...]:
         """Counters of an attempt; empty for any attempt but the one measured last, since the next begins at 0."""
         measured, metrics = self._metrics
-        return metrics if measured == attempt else ()
+        if measured != attempt:
+            return ()
+        working, running = self._working, self._attempt
+        step_ms = self._clock.monotonic_ms() - self._working_since_ms
+        if working is None or running is None or running.deployment.attempt != attempt or step_ms < STEP_TOLD_MS:
+            return metrics
+        return tuple(
+            _carried_on(told, each.subtask, step_ms, is_working=each is working)
+            for told, each in zip(metrics, running.subtasks, strict=False)
+        )
 
     @property
     def working_for(self) -> SubtaskKey | None:
@@ -150,6 +168,7 @@ class Worker:
             if is_full_round:
                 self._full_round_due_ms = now_ms + IDLE_WAIT_MS_MAX
             for each in attempt.subtasks:
+                self._working_since_ms = now_ms
                 self._working = each
                 if _is_due(each, now_ms):
                     progress = each.subtask.step(now_ms, due_s).progress or progress
@@ -219,7 +238,8 @@ class Worker:
                 if each not in due:
                     continue
                 self._urgent.discard(each)
-                before, self._working = self._working, each
+                before, self._working_since_ms = self._working, self._clock.monotonic_ms()
+                self._working = each
                 if each.subtask.serve_urgent(now_ms):
                     later.add(each)
                 self._working = before
@@ -453,6 +473,26 @@ def _peers_of(deployment: Deployment, slot: int) -> AttemptPeers:
         if peer in deployment.addresses
     }
     return AttemptPeers(deployment.attempt, peers, derive_channels(deployment.graph, slot), deployment.data_secret)
+
+
+def _carried_on(told: SubtaskMetrics, subtask: Subtask, step_ms: int, *, is_working: bool) -> SubtaskMetrics:
+    """What a subtask told last, and the time since the loop has been in one step. Those that don't take it wait as before."""
+    if subtask.state is not TaskState.RUNNING:
+        return told
+    before = TimePerSecond(
+        told.busy_ms_per_second or 0,
+        1_000 if told.idle_ms_per_second is UNSET else told.idle_ms_per_second,
+        told.backpressured_ms_per_second or 0,
+    )
+    second = later_second(before, Spent.BUSY if is_working else subtask.waits, step_ms)
+    return replace(
+        told,
+        busy_ms=told.busy_ms + (step_ms if is_working else 0),
+        busy_ms_per_second=second.busy_ms,
+        idle_ms_per_second=second.idle_ms,
+        backpressured_ms_per_second=second.backpressured_ms,
+        step_ms=step_ms if is_working else UNSET,
+    )
 
 
 def _is_drained(each: DeployedSubtask) -> bool:

@@ -172,6 +172,33 @@ def test_little_backpressure_is_no_risk(share: int, verdict: Verdict) -> None:
     assert health(change).slow.verdict is verdict
 
 
+@pytest.mark.parametrize(("step_ms", "verdict"), [(9_900, OK), (10_000, AT_RISK), (45_000, AT_RISK)])
+def test_a_loop_that_does_not_come_back_puts_a_job_at_risk(step_ms: int, verdict: Verdict) -> None:
+    """No record moves, and nothing has to be backpressured for that."""
+
+    def change(it: Built) -> None:
+        it.shares[WINDOW, 1] = (1_000, 0)
+        it.metrics[WINDOW, 1] = {"step_ms": step_ms, "watermark_lag_ms": 4_200}
+
+    found = health(change).slow
+    assert found.verdict is verdict
+    if verdict is AT_RISK:
+        assert (found.cause, found.busy, found.watermark_lag_ms) == (CauseKind.LONG_CALL, 1.0, 4_200)
+        assert str(found.bottleneck) == "count per carrier (uid counts) subtask 1 on h1"
+        assert found.why.startswith(f"{found.bottleneck} has not returned for {step_ms / 1000:.1f} s, and no record has been read")
+
+
+def test_the_call_that_lasts_longest_is_named_though_another_vertex_is_backpressured() -> None:
+    def change(it: Built) -> None:
+        it.pressed(SOURCE)
+        it.metrics[WINDOW, 1] = {"step_ms": 12_000}
+        it.metrics[SINK, 2] = {"step_ms": 31_000}
+
+    found = health(change).slow
+    assert (found.verdict, found.cause, found.backpressured) == (AT_RISK, CauseKind.LONG_CALL, 0.9)
+    assert str(found.bottleneck) == "table subtask 2 on h2"
+
+
 def test_a_job_whose_workers_tell_nothing_yet() -> None:
     def change(it: Built) -> None:
         for vertex in (SOURCE, WINDOW, SINK):

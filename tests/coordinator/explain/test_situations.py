@@ -241,6 +241,60 @@ def a_source_took_its_trigger_late_and_nothing_shows_why(it: Built) -> None:
     it.ack(COMMITTER, [0], start=29_000)
 
 
+def in_one_call(it: Built, subtask: int, step_ms: int) -> None:
+    """The loop of a worker does not come back from the window; its source waits for its turn."""
+    it.shares[SOURCE, subtask] = it.shares[WINDOW, subtask] = (1_000, 0)
+    it.metrics[WINDOW, subtask] = {"step_ms": step_ms}
+
+
+@situation(CauseKind.LONG_CALL, None, "count per carrier (uid counts) subtask 1 on h1")
+def a_call_that_does_not_end_holds_a_pending_checkpoint_up(it: Built) -> None:
+    it.status, it.age_ms = "IN_PROGRESS", 20_000
+    for vertex in (SOURCE, WINDOW, SINK):
+        it.missing(vertex, 1)
+    it.missing(COMMITTER, 0)
+    in_one_call(it, 1, 22_000)
+
+
+@situation(CauseKind.LONG_CALL, None, "count per carrier (uid counts) subtask 1 on h1")
+def a_call_that_has_lasted_as_long_as_a_young_checkpoint(it: Built) -> None:
+    it.tune(checkpoint_interval_ms=1_000)
+    it.schedule = ScheduleView(1_000, -3_000)
+    it.status, it.age_ms = "IN_PROGRESS", 4_000
+    for vertex in (SOURCE, WINDOW, SINK):
+        it.missing(vertex, 1)
+    it.missing(COMMITTER, 0)
+    in_one_call(it, 1, 3_500)
+
+
+@situation(CauseKind.BUSY_VERTEX, "unaligned_checkpoints=true", "count per carrier")
+def a_call_of_a_second_is_one_of_many(it: Built) -> None:
+    it.status, it.age_ms = "IN_PROGRESS", 20_000
+    for vertex in (WINDOW, SINK):
+        it.missing(vertex, 1)
+    it.missing(COMMITTER, 0)
+    it.pressed(SOURCE)
+    it.busy(WINDOW)
+    it.metrics[WINDOW, 1] = {"step_ms": 1_400}
+
+
+@situation(CauseKind.LONG_CALL, None, "count per carrier (uid counts) subtask 1 on h1")
+def expired_behind_a_call_that_still_lasts(it: Built) -> None:
+    it.status, it.reason, it.failed_after_ms, it.age_ms = "FAILED", "expired", 120_000, 125_000
+    it.missing(SOURCE, 1)
+    it.missing(WINDOW, 1)
+    in_one_call(it, 1, 124_000)
+
+
+@situation(CauseKind.NO_LONGER_SEEN, None, "orders")
+def a_call_that_began_behind_a_checkpoint_is_no_cause_of_it(it: Built) -> None:
+    it.age_ms = 60_000
+    for vertex in (SOURCE, WINDOW, SINK):
+        it.ack(vertex, start=29_000)
+    it.ack(COMMITTER, [0], start=29_000)
+    in_one_call(it, 1, 15_000)
+
+
 # ----------------------------------------------------------------------------------------------- state and storage
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.operators.task.timing import BUCKET_S, Spent, SubtaskTime, TimePerSecond
+from holdfast.operators.task.timing import BUCKET_S, Spent, SubtaskTime, TimePerSecond, later_second
 
 IDLE, BUSY, FULL = Spent.IDLE, Spent.BUSY, Spent.BACKPRESSURED
 
@@ -86,3 +86,26 @@ def test_it_is_what_was_spent_but_for_a_part_of_the_oldest_piece(pieces: list[tu
     found = time.last_second()
     assert abs(found.busy_ms - exact[BUSY]) <= 1000 * BUCKET_S + 1
     assert abs(found.backpressured_ms - exact[FULL]) <= 1000 * BUCKET_S + 1
+
+
+@pytest.mark.parametrize(
+    ("spent", "passed_ms", "expected"),
+    [
+        (BUSY, 0, TimePerSecond(160, 640, 200)),
+        (BUSY, 500, TimePerSecond(580, 320, 100)),
+        (BUSY, 1_000, TimePerSecond(1_000, 0, 0)),
+        (BUSY, 30_000, TimePerSecond(1_000, 0, 0)),
+        (IDLE, 30_000, TimePerSecond(0, 1_000, 0)),
+        (FULL, 750, TimePerSecond(40, 160, 800)),
+    ],
+)
+def test_a_second_that_was_told_is_carried_on(spent: Spent, passed_ms: int, expected: TimePerSecond) -> None:
+    assert later_second(TimePerSecond(160, 640, 200), spent, passed_ms) == expected
+
+
+@given(st.integers(0, 1_000), st.integers(0, 1_000), st.sampled_from(Spent), st.integers(0, 5_000))
+def test_what_is_carried_on_sums_to_a_second(busy: int, full: int, spent: Spent, passed_ms: int) -> None:
+    full = min(full, 1_000 - busy)
+    found = later_second(TimePerSecond(busy, 1_000 - busy - full, full), spent, passed_ms)
+    assert sum(found) == 1_000
+    assert min(found) >= 0

@@ -14,9 +14,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from holdfast.barriers.jobgraph import RocksDBConfig
-from holdfast.barriers.messages import CancelTasks, CheckpointKind, ShutdownWorker, SubtaskKey, SubtaskStatus, TaskState
+from holdfast.barriers.messages import (
+    CancelTasks,
+    CheckpointKind,
+    ShutdownWorker,
+    SubtaskKey,
+    SubtaskMetrics,
+    SubtaskStatus,
+    TaskState,
+)
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
@@ -453,6 +462,60 @@ def test_cancellation_that_meets_an_idle_round_is_still_timed(tmp_path: Path) ->
     worker._commands = Overtaken()
     worker.post(CancelTasks(1))
     assert worker.cancelling_since_ms is not None
+
+
+STANDING: list[tuple[SubtaskMetrics, ...]] = []
+
+
+class StandsOnce(ProcessFunction):
+    """One call of it lasts for twelve seconds, within which the control thread looks three times."""
+
+    returns = COUNTS
+    look: Callable[[int], tuple[SubtaskMetrics, ...]]
+    clock: Any
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        if value["id"] == 500:
+            for passed_ms in (300, 900, 10_800):
+                StandsOnce.clock.now_ms += passed_ms
+                STANDING.append(StandsOnce.look(1))
+        out({"key": value["key"], "count": 1})
+
+
+def test_a_step_that_does_not_end_is_told_while_it_lasts(tmp_path: Path) -> None:
+    """The loop counts time between two steps; what the control thread tells would be that of before the call, for as long as it
+    lasts."""
+    env = Environment("stands", parallelism=1, step_budget_ms=1)
+    source = GeneratorSource(make_batch, 1_000, SCHEMA, batch_rows=50)
+    stream = env.from_source(source).uid("source").key_by("key").process(StandsOnce()).uid("stands")
+    stream.sink_to(ParquetSink("mem://stands", "out", open_storage=open_output), uid="sink")
+    plan = env.build()
+    vertices = [vertex.vertex_id for vertex in plan.graph.vertices]
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    StandsOnce.look, StandsOnce.clock = cluster.workers[0].metrics_of, cluster.clock
+    STANDING.clear()
+    cluster.deploy()
+    cluster.run_until(lambda: bool(STANDING))
+    soon, later, last = ({each.vertex: each for each in told} for told in STANDING)
+    stands = next(each.vertex for each in last.values() if each.step_ms is not UNSET)
+    assert stands == vertices[1]
+    assert [each.step_ms for each in soon.values()] == [UNSET] * len(soon), "a step of normal length"
+    assert (later[stands].step_ms, last[stands].step_ms) == (1_200, 12_000)
+    for told in (later, last):
+        shares = told[stands]
+        assert (shares.busy_ms_per_second, shares.idle_ms_per_second, shares.backpressured_ms_per_second) == (1_000, 0, 0)
+    assert last[stands].busy_ms - later[stands].busy_ms == 10_800
+    others = [each for each in last.values() if each.vertex != stands and each.busy_ms_per_second is not UNSET]
+    assert others
+    for each in others:
+        assert each.step_ms is UNSET
+        assert 1_000 in (each.busy_ms_per_second, each.idle_ms_per_second, each.backpressured_ms_per_second), "nothing of before"
+    totals = last[stands].busy_ms
+    cluster.run_until(lambda: all(each.step_ms is UNSET for each in cluster.workers[0].metrics_of(1)))
+    cluster.run_to_end()
+    ended = {status.vertex: status.metrics for status in cluster.coordinator.statuses.values()}[stands]
+    assert ended is not None
+    assert ended.busy_ms >= totals, "what was told of it is never taken back"
 
 
 FIRED: list[int] = []
