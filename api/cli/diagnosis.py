@@ -12,15 +12,17 @@ from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseV
 
 SOURCES_PRINTED_MAX = 5
 POSITIONS_PRINTED_MAX = 4
-POSITIONS_WAIT_S = 1.0
-"""How long the positions of sources are waited for: they are read from the snapshot because somebody asks."""
+POSITIONS_WAIT_S = 2.5
+"""How long the positions of sources are waited for: they are read from the snapshot because somebody asks, of a job every two
+seconds at most."""
 
 
 def ask_health(ask: Callable[[], HealthView]) -> HealthView:
-    """Health, with positions of sources if they come soon."""
+    """Health, with positions of sources in the checkpoint that is the newest now, if they come soon."""
     deadline_s = time.monotonic() + POSITIONS_WAIT_S
     view = ask()
-    while view.resume.positions_of < 0 <= view.resume.checkpoint_id and time.monotonic() < deadline_s:
+    wanted = view.resume.checkpoint_id
+    while view.resume.positions_of < min(wanted, view.resume.checkpoint_id) and time.monotonic() < deadline_s:
         time.sleep(0.1)
         view = ask()
     return view

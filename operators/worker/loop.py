@@ -90,8 +90,8 @@ class Worker:
         """(attempt, counters), replaced as a whole at intervals; read by the control thread."""
         self._working: DeployedSubtask | None = None
         self._working_since_ms = 0
-        """Monotonic, when its step began. Written first and read last: another thread may see that of a later step, not of an earlier
-        one."""
+        """Monotonic, when its step began. Written first and read last: another thread may see that of a later step, never of an
+        earlier one."""
         self.leaving: ShutdownWorker | None = None
         self.cancelling_since_ms: int | None = None
         """Since when subtasks should be gone and are not; the control thread ends a process that takes too long."""

@@ -136,6 +136,25 @@ def test_status_waits_a_moment_for_positions_that_are_read_because_it_asked(monk
     assert diagnosis.ask_health(lambda: answers[0]) == answers[0], "it does not insist"
 
 
+def test_status_waits_for_the_positions_of_the_newest_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that a command that is given once a night shows positions of the evening."""
+    made = Built(status=None).made()
+
+    def read(number: int) -> HealthView:
+        places = SnapshotPositions(number, {"orders": SourcePlaces(1, (f"row {number}",))})
+        return derive_health(msgspec.structs.replace(made, positions=places))
+
+    def later(view: HealthView, number: int) -> HealthView:
+        return msgspec.structs.replace(view, resume=msgspec.structs.replace(view.resume, checkpoint_id=number))
+
+    asked = iter([read(12), read(12), read(40)])
+    assert diagnosis.ask_health(lambda: next(asked)).resume.positions_of == 40
+    asked = iter([read(12), later(read(40), 41)])
+    assert diagnosis.ask_health(lambda: next(asked)).resume.positions_of == 40, "the next one may be complete before one is read"
+    monkeypatch.setattr(diagnosis, "POSITIONS_WAIT_S", 0.0)
+    assert diagnosis.ask_health(lambda: read(12)).resume.positions_of == 12, "it does not insist"
+
+
 def test_the_exit_code_is_the_worst_verdict(served: Served, built: Built) -> None:
     assert built.cut is not None
     for age_ms, code, word in ((5_000, 0, "ok"), (60_000, 1, "at risk"), (3_600_000, 2, "bad")):
