@@ -300,6 +300,8 @@ class CheckpointStats:
         """Checkpoint of the history -> the longest time from its trigger until a subtask was told that it is complete, ms."""
         self._completed: dict[int, tuple[int, int]] = {}
         """The same checkpoints -> when each was triggered, and how long it took."""
+        self._unrecorded: set[int] = set()
+        """Those of which `take_notified` has not told."""
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
 
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
@@ -336,6 +338,7 @@ class CheckpointStats:
         if not view.is_savepoint:
             self._recent.append(derive_phases(view))
         self._notified[checkpoint_id] = -1
+        self._unrecorded.add(checkpoint_id)
         self._completed[checkpoint_id] = (tracked.trigger_ms, duration)
         self._keep(view)
 
@@ -416,6 +419,14 @@ class CheckpointStats:
         taken, self._untaken = self._untaken, OrderedDict()
         return taken
 
+    def take_notified(self, before: int) -> Mapping[int, int]:
+        """Completed checkpoints in front of one that is complete -> time until the last subtask knew of them, ms; each once. The
+        acknowledgements of that one have told it; a subtask that says it later is not waited for."""
+        known = self._notify_ms()
+        found = {number: known[number] for number in sorted(self._unrecorded) if number < before and number in known}
+        self._unrecorded -= found.keys()
+        return found
+
     def _keep(self, view: CheckpointView) -> None:
         self._untaken[view.checkpoint_id] = view
         while len(self._untaken) > HISTORY_MAX:
@@ -426,3 +437,4 @@ class CheckpointStats:
         while len(self._notified) > NOTIFIED_MAX:
             oldest = min(self._notified)
             del self._notified[oldest], self._completed[oldest]
+            self._unrecorded.discard(oldest)

@@ -79,7 +79,9 @@ class JobHistory:
     def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Sequence[Note]) -> None:
         hosts = master.slot_pool.hosts() if finished else {}
         for view in finished.values():
-            self._record("checkpoint", describe_checkpoint(view, hosts))
+            is_completed = view.status == "COMPLETED"
+            notified = master.coordinator.stats.take_notified(view.checkpoint_id) if is_completed else {}
+            self._record("checkpoint", describe_checkpoint(view, hosts, notified))
         for note in notes:
             if not (isinstance(note, CheckpointFailed) and note.checkpoint_id in finished):
                 self._record(*_told(note))

@@ -28,18 +28,20 @@ def read_checkpoints(paths: JobPaths, checkpoint_id: int | None, count: int) -> 
         return ()
     start = len(files) - 1 if checkpoint_id is None else (yield from _find_file(paths, files, checkpoint_id))
     found: list[HistoryEntry] = list((yield from read_file_entries(paths, files[start], _KINDS)))
+    later: list[HistoryEntry] = []
     if checkpoint_id is not None:
-        for name in files[start + 1 : start + 1 + FILES_BEHIND_MAX]:
-            if checkpoint_id in _ids(found):
-                break
-            found += yield from read_file_entries(paths, name, _KINDS)
+        behind = list(files[start + 1 : start + 1 + FILES_BEHIND_MAX])
+        while behind and checkpoint_id not in _ids(found):
+            found += yield from read_file_entries(paths, behind.pop(0), _KINDS)
         if checkpoint_id not in _ids(found):
             return ()
+        if behind and not any(number > checkpoint_id for number in _ids(found)):  # the next one tells when it was known
+            later += [entry for entry in (yield from read_file_entries(paths, behind[0], _KINDS)) if entry.facts.get("notified")]
     for name in reversed(files[max(0, start - FILES_BEFORE_MAX) : start]):
         if _completed(found, checkpoint_id) >= count:
             break
         found[:0] = yield from read_file_entries(paths, name, _KINDS)
-    return tuple(found)
+    return (*found, *later)
 
 
 def _find_file(paths: JobPaths, files: Sequence[tuple[int, int]], checkpoint_id: int) -> Flow[int]:

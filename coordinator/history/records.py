@@ -50,8 +50,12 @@ def encode_line(number: int, at_ms: int, kind: str, facts: Mapping[str, Any]) ->
     return msgspec.json.encode(Line(number, at_ms, kind, {"left_out_bytes": len(content)})) + b"\n"
 
 
-def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Facts of a checkpoint that has ended. `hosts`: of the slots."""
+def describe_checkpoint(
+    view: CheckpointView, hosts: Mapping[int, str], notified: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """Facts of a checkpoint that has ended. `hosts`: of the slots. `notified`: earlier checkpoints -> how long it took until all
+    subtasks knew that they were complete, ms; they say so with their next acknowledgements, when the record of that one is
+    written."""
     by_duration = sorted(view.vertices.values(), key=lambda vertex: (vertex.end_to_end_ms, vertex.vertex), reverse=True)
     vertices, slowest = by_duration[:VERTICES_MAX], _slowest(view.vertices.values())
     missing = [
@@ -81,6 +85,8 @@ def describe_checkpoint(view: CheckpointView, hosts: Mapping[int, str]) -> dict[
         "vertices": [_vertex(vertex) for vertex in vertices],
         "slowest": [{"vertex": vertex, "host": hosts.get(each.subtask, ""), **_subtask(each)} for vertex, each in slowest],
     }
+    if notified:
+        facts["notified"] = [{"id": number, "notify_ms": notify_ms} for number, notify_ms in notified.items()]
     if missing:
         facts |= {"missing": missing[:SLOWEST_MAX], "missing_count": len(missing)}
     return facts

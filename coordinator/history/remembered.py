@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey
 from holdfast.coordinator.history.records import HistoryEntry
@@ -58,6 +59,11 @@ class _Vertex(msgspec.Struct, frozen=True):
     state_size: _Number = 0
 
 
+class _Notified(msgspec.Struct, frozen=True):
+    id: _Number
+    notify_ms: _Number
+
+
 class _Checkpoint(msgspec.Struct, frozen=True):
     id: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     checkpoint_kind: CheckpointKind
@@ -79,6 +85,8 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     slowest: tuple[_Subtask, ...] = ()
     missing: tuple[_Subtask, ...] = ()
     missing_count: _Number = 0
+    notified: tuple[_Notified, ...] = ()
+    """Of earlier checkpoints."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -92,7 +100,9 @@ class _Failure(msgspec.Struct, frozen=True):
 
 def recall_checkpoints(entries: Iterable[HistoryEntry]) -> list[RecordedCheckpointView]:
     """The checkpoints among records, in their order."""
-    found = (_recall(entry) for entry in entries if entry.kind == "checkpoint")
+    told = [(entry, facts) for entry in entries if entry.kind == "checkpoint" and (facts := _told(entry, _Checkpoint)) is not None]
+    notify_ms = {each.id: each.notify_ms for _, facts in told for each in facts.notified}
+    found = (_recall(entry, facts, notify_ms.get(facts.id, -1)) for entry, facts in told)
     return [each for each in found if each is not None]
 
 
@@ -132,12 +142,11 @@ def _told(entry: HistoryEntry, kind: type[T]) -> T | None:
         return None
 
 
-def _recall(entry: HistoryEntry) -> RecordedCheckpointView | None:
-    told = _told(entry, _Checkpoint)
-    if told is None or told.status not in ("COMPLETED", "FAILED"):
+def _recall(entry: HistoryEntry, told: _Checkpoint, notify_ms: int) -> RecordedCheckpointView | None:
+    if told.status not in ("COMPLETED", "FAILED"):
         return None
     trigger_ms = told.triggered_ms if told.triggered_ms >= 0 else entry.at_ms
-    checkpoint = _view(told, trigger_ms, entry.at_ms)
+    checkpoint = replace(_view(told, trigger_ms, entry.at_ms), notify_ms=notify_ms)
     longest = {phase: _longest(told.vertices, f"{phase}_ms") for phase in _SPLIT}
     hosts = {SubtaskKey(each.vertex, each.subtask): each.host for each in (*told.slowest, *told.missing)}
     known = {phase: found for phase, found in longest.items() if found[0] >= 0}
@@ -229,7 +238,7 @@ def _phases(view: CheckpointView, longest: dict[str, tuple[int, str]]) -> Checkp
         store_ms=longest["store"][0],
         acknowledge_ms=longest["acknowledge"][0],
         decide_ms=view.decide_ms,
-        notify_ms=-1,
+        notify_ms=view.notify_ms,
         checkpointed_size=view.checkpointed_size,
         state_size=view.state_size,
         store_rate=-1,

@@ -203,6 +203,19 @@ def test_when_its_subtasks_were_told_comes_with_the_next_acknowledgements() -> N
     assert [phases.notify_ms for phases in stats.view().recent] == [60]
 
 
+def test_when_subtasks_were_told_is_given_once_with_a_later_checkpoint() -> None:
+    stats = CheckpointStats()
+    complete(stats, 1)  # triggered at 1,000, complete after 30 ms
+    assert stats.take_notified(1) == {}, "nobody has said so yet"
+    stats.triggered(2, CheckpointRequest(), TASKS, 5_000)
+    acknowledge(stats, 2, 0, 5_010, notified_checkpoint=1, notified_after_ms=45)
+    acknowledge(stats, 2, 1, 5_020, notified_checkpoint=1, notified_after_ms=90)
+    stats.completed(2, "job/chk-2", 5_040)
+    assert stats.take_notified(1) == {}
+    assert stats.take_notified(2) == {1: 60}
+    assert stats.take_notified(3) == {}
+
+
 @pytest.mark.parametrize(
     ("skew_ms", "start_delay", "answered"),
     [(0, 300, 100), (60, 360, 40), (3_600_000, 400, 0), (86_400_000, 400, 0)],

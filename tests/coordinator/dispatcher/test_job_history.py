@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from holdfast.barriers.messages import Heartbeat, OperatorMetrics, SubtaskMetrics
+from holdfast.barriers.messages import AcknowledgeCheckpoint, Heartbeat, OperatorMetrics, SubtaskMetrics
 from holdfast.coordinator.dispatcher import job_history
+from holdfast.coordinator.dispatcher.job_history import JobHistory
+from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage, describe_checkpoint
 from holdfast.coordinator.history.store import HistoryQuery, HistoryWriter, read_history
 from holdfast.coordinator.jobmaster import events as job_events
@@ -16,7 +20,7 @@ from holdfast.statebackends.layout import HISTORY_FOLDER, JobPaths
 from holdfast.statebackends.storage.port import Operation, path_of, run_flow
 from tests.coordinator.dispatcher.test_dispatcher import JOB, deployed, register, submitted
 from tests.coordinator.rig import Rig
-from tests.coordinator.stepping import Process
+from tests.coordinator.stepping import Process, SteppedClock
 from tests.coordinator.world import DictStorage
 
 
@@ -168,3 +172,26 @@ def test_checkpoints_are_described_by_vertex_and_slowest_subtasks() -> None:
         (name, each.subtask): each.acknowledge_ms for name, vertex in taken[1].vertices.items() for each in vertex.subtasks
     }
     assert all(each["acknowledge_ms"] == subtasks[each["vertex"], each["subtask"]] for each in facts["slowest"])
+
+
+def test_record_of_a_checkpoint_says_when_all_subtasks_knew_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Feed:
+        facts: ClassVar[list[dict[str, Any]]] = []
+
+        def publish(self, record: FedRecord) -> None:
+            self.facts.append(msgspec.json.decode(record.line)["facts"])
+
+    rig = Rig().run()
+    kept = JobHistory(rig.setup, cast(Any, None), SteppedClock(), lambda act: act(), cast(HistoryFeed, Feed()))
+    rig.checkpoint()
+    kept.turned(rig.master, [])
+    silent = rig.acks
+
+    def telling(slot: int, attempt: int, number: int) -> tuple[Any, ...]:
+        told = [each for each in silent(slot, attempt, number) if isinstance(each, AcknowledgeCheckpoint)]
+        return tuple(replace(each, metrics=replace(each.metrics, notified_checkpoint=1, notified_after_ms=0.0)) for each in told)
+
+    monkeypatch.setattr(rig, "acks", telling)
+    rig.checkpoint()
+    kept.turned(rig.master, [])
+    assert [(each["id"], each.get("notified")) for each in Feed.facts] == [(1, None), (2, [{"id": 1, "notify_ms": 0}])]

@@ -90,6 +90,20 @@ def test_files_without_a_checkpoint_and_one_that_ended_late_are_no_hindrance() -
     assert found(storage, 3, 2)[-1] == 3
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one file", "two files"])
+def test_when_its_subtasks_knew_is_on_record_with_the_next_one(apart: bool) -> None:
+    kind, facts = completed(8)
+    records = [completed(6), completed(7), (kind, {**facts, "notified": [{"id": 7, "notify_ms": 35}]}), completed(9)]
+    storage = DictStorage()
+    for first, each in enumerate(records, start=1) if apart else ():
+        put(storage, 1, first, each)
+    if not apart:
+        put(storage, 1, 1, *records)
+    recalled = recall_checkpoints(run_flow(read_checkpoints(PATHS, 7, 20), storage))
+    told = {each.checkpoint.checkpoint_id: (each.checkpoint.notify_ms, each.phases.notify_ms) for each in recalled}
+    assert (told[6], told[7]) == ((-1, -1), (35, 35))
+
+
 # --------------------------------------------------------------------------------------------------------- views again
 
 
