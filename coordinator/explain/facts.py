@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -51,7 +52,8 @@ def size_text(size: float) -> str:
 
 
 def share_text(share: float) -> str:
-    return f"{share * 100:.0f} %"
+    """As the dashboard rounds: halves up, and not to an even number."""
+    return f"{math.floor(share * 100 + 0.5)} %"
 
 
 def is_unusual(value_ms: float, median_ms: float, slack_ms: float) -> bool:

@@ -4,21 +4,24 @@ A verdict is about what a person would do: ok, nothing; at risk, look at it by d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast.barriers.exchange.guarantee import COMMITTER_KIND, WRITER_KIND, behind_loose
 from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
-from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, longest_call, worst_backpressure
+from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, longest_call
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
 from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
     PLACES_SHOWN_MAX,
     SOURCES_SHOWN_MAX,
+    VERTICES_SHOWN_MAX,
     CutView,
     HealthView,
     Place,
@@ -28,6 +31,7 @@ from holdfast.coordinator.explain.records import (
     SlowView,
     SourceCut,
     Verdict,
+    VertexShares,
 )
 
 AT_RISK_INTERVALS, BAD_INTERVALS = 3, 10
@@ -184,27 +188,39 @@ def _slow(facts: Facts) -> SlowView:
     ended = _ended(facts)
     if ended is not None:
         return SlowView(*ended)
-    state = facts.job.overview.state
-    if state != "RUNNING":
-        chain = explain_absent(facts)
-        why = ", since ".join(cause.text for cause in chain.causes) if chain is not None else f"the job is {state}"
-        return SlowView(Verdict.AT_RISK, why, watermark_lag_ms=_watermark_lag_ms(facts))
-    worst = [each for vertex in facts.order if (each := worst_backpressure(facts, vertex)) is not None]
-    lag_ms = _watermark_lag_ms(facts)
+    judged = _judge_running(facts) if facts.job.overview.state == "RUNNING" else _judge_standing(facts)
+    told = itertools.islice(_shares(facts), VERTICES_SHOWN_MAX)
+    return replace(judged, watermark_lag_ms=_watermark_lag_ms(facts), vertices=tuple(told))
+
+
+def _judge_standing(facts: Facts) -> SlowView:
+    chain = explain_absent(facts)
+    texts = [cause.text for cause in chain.causes] if chain is not None else [f"the job is {facts.job.overview.state}"]
+    return SlowView(Verdict.AT_RISK, ", since ".join(texts))
+
+
+def _judge_running(facts: Facts) -> SlowView:
+    share = max((each.backpressured for each in _shares(facts)), default=0.0)
+    call = longest_call(facts)
+    if call is not None:
+        return SlowView(Verdict.AT_RISK, call.cause.text, call.place, call.cause.kind, call.busy, share)
     start = busiest_start(facts)
     found = find_bottleneck(facts, start) if start is not None else None
     if found is None:
-        return SlowView(Verdict.OK, "no subtask has told how it spends its time yet", watermark_lag_ms=lag_ms)
-    share = max((each.backpressured for each in worst), default=0.0)
-    call = longest_call(facts)
-    if call is not None:
-        return SlowView(Verdict.AT_RISK, call.cause.text, call.place, call.cause.kind, call.busy, share, lag_ms)
+        return SlowView(Verdict.OK, "no subtask has told how it spends its time yet")
     if share <= LOW_ABOVE:
         text = f"nothing is backpressured; {found.place} works most, {share_text(found.busy)} of its time"
-        return SlowView(Verdict.OK, text, found.place, None, found.busy, share, lag_ms)
+        return SlowView(Verdict.OK, text, found.place, None, found.busy, share)
     verdict = Verdict.AT_RISK if share > HIGH_ABOVE else Verdict.OK
     held = f"; {found.path[0]} waits for it {share_text(share)} of its time" if found.path else ""
-    return SlowView(verdict, found.text + held, found.place, found.kind, found.busy, share, lag_ms)
+    return SlowView(verdict, found.text + held, found.place, found.kind, found.busy, share)
+
+
+def _shares(facts: Facts) -> Iterator[VertexShares]:
+    """Of vertices with a running subtask that has told them."""
+    for vertex in facts.order:
+        if loads := facts.loads(vertex):
+            yield VertexShares(vertex, max(each.busy for each in loads), max(each.backpressured for each in loads))
 
 
 def _watermark_lag_ms(facts: Facts) -> int:

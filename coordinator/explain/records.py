@@ -256,6 +256,15 @@ class SafeView(msgspec.Struct, frozen=True):
     """Those that the sources have read since, as of the last heartbeats."""
 
 
+class VertexShares(msgspec.Struct, frozen=True):
+    """How the last second of a vertex was spent: the highest share of any of its subtasks."""
+
+    vertex: str
+    """Its id."""
+    busy: float
+    backpressured: float
+
+
 class SlowView(msgspec.Struct, frozen=True):
     """What bounds the job's speed."""
 
@@ -269,6 +278,8 @@ class SlowView(msgspec.Struct, frozen=True):
     """Highest share of any subtask; -1: not known."""
     watermark_lag_ms: int = -1
     """Highest of any subtask; -1: not known."""
+    vertices: tuple[VertexShares, ...] = ()
+    """Of those that run and have told it, VERTICES_SHOWN_MAX at most: of the second that the verdict is of."""
 
 
 class SourceCut(msgspec.Struct, frozen=True):
@@ -302,6 +313,7 @@ class ResumeView(msgspec.Struct, frozen=True):
 
 SOURCES_SHOWN_MAX = 100
 PLACES_SHOWN_MAX = 100
+VERTICES_SHOWN_MAX = 1_000
 
 
 class HealthView(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ export function rate(value) {
   return `${value >= 100 || value === 0 ? Math.round(value) : value.toFixed(1)} /s`
 }
 
+// As share_text of the coordinator rounds.
 export function percent(share) {
   return isKnown(share) ? `${Math.round(share * 100)} %` : NOT_KNOWN
 }

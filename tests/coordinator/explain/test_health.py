@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
+from holdfast.coordinator.explain.facts import share_text
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
 from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
@@ -161,6 +162,30 @@ def test_the_bottleneck_is_named_with_its_subtask_and_host() -> None:
     assert str(found.slow.bottleneck) == "count per carrier (uid counts) subtask 2 on h2"
     assert (found.slow.busy, found.slow.backpressured, found.slow.watermark_lag_ms) == (0.98, 0.9, 4_200)
     assert "waits for it 90 %" in found.slow.why
+
+
+def test_each_vertex_has_the_shares_of_the_second_that_the_verdict_is_of() -> None:
+    """A page beside the verdict shows them, and not those of another time."""
+
+    def change(it: Built) -> None:
+        it.pressed(SOURCE)
+        it.shares[WINDOW, 2] = (625, 125)
+
+    found = health(change).slow
+    assert {each.vertex: (each.busy, each.backpressured) for each in found.vertices} == {
+        SOURCE: (0.1, 0.9),
+        WINDOW: (0.625, 0.125),
+        SINK: (0.2, 0.0),
+        "d" * 32: (0.01, 0.0),
+    }
+    assert (max(each.backpressured for each in found.vertices), found.backpressured) == (0.9, 0.9)
+    assert health(lambda it: it.changes.update(vertices=())).slow.vertices == ()
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.625, "63 %"), (0.615, "62 %"), (0.285, "28 %"), (0.0, "0 %"), (1.0, "100 %")])
+def test_a_share_is_rounded_as_pages_round_it(share: float, text: str) -> None:
+    """`percent` of format.js: Math.round of the same product, whose halves go up."""
+    assert share_text(share) == text
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(80, OK), (300, OK), (700, AT_RISK)])

@@ -7,6 +7,7 @@ import { usePoll, useViews } from "../polling.js"
 import { OperatorGraph, ordered } from "../graph.js"
 import { Lines } from "../chart.js"
 
+// Shares of the graph are of the last second, as those of the verdict beside it; rates, and what is charted, of the series' buckets.
 const METRICS = ["records_in_per_second", "records_out_per_second", "busy_ratio", "backpressured_ratio", "watermark_lag_ms"]
 const CHARTED_MAX = 6
 
@@ -18,17 +19,19 @@ export function Job({ job: jobId, name }) {
     <${Shown} poll=${poll}>${([job, health]) => {
       const nodes = ordered(job.plan.nodes)
       const [into, out, busy, held, lag] = METRICS.map(metric => byVertex(series.data, metric))
+      const shares = Object.fromEntries((health.slow.vertices || []).map(each => [each.vertex, each]))
       const figures = Object.fromEntries(nodes.map(({ id }) => [id, {
-        in: newest(into[id]?.sum || []), out: newest(out[id]?.sum || []), busy: newest(busy[id]?.max || []),
-        backpressured: newest(held[id]?.max || []), lag: newest(lag[id]?.max || []),
+        in: newest(into[id]?.sum || []), out: newest(out[id]?.sum || []), busy: shares[id]?.busy,
+        backpressured: shares[id]?.backpressured, lag: newest(lag[id]?.max || []),
       }]))
+      const over = series.data?.series.length ? `, over ${duration(series.data.series[0].resolution_ms)}` : ""
       return html`<${Questions} jobId=${jobId} health=${health} />
-        <${Card} title="Operators"><${OperatorGraph} jobId=${jobId} nodes=${nodes} figures=${figures} narrow=${narrow} />
+        <${Card} title="Operators"><p class="quiet">Busy and backpressured: worst subtask, in its last second.</p><${OperatorGraph} jobId=${jobId} nodes=${nodes} figures=${figures} narrow=${narrow} />
           <${Operators} jobId=${jobId} job=${job} nodes=${nodes} figures=${figures} /><//>
         <div class="charts">
           <${Charted} title="Records into each operator, per second" found=${into} of="sum" nodes=${nodes} format=${rate} />
-          <${Charted} title="Backpressured, worst subtask" found=${held} of="max" nodes=${nodes} format=${percent} ceiling=${1} />
-          <${Charted} title="Busy, worst subtask" found=${busy} of="max" nodes=${nodes} format=${percent} ceiling=${1} />
+          <${Charted} title=${`Backpressured, worst subtask${over}`} found=${held} of="max" nodes=${nodes} format=${percent} ceiling=${1} />
+          <${Charted} title=${`Busy, worst subtask${over}`} found=${busy} of="max" nodes=${nodes} format=${percent} ceiling=${1} />
           <${Charted} title="Watermark lag, worst subtask" found=${lag} of="max" nodes=${nodes} format=${duration} />
         </div>`
     }}<//>`
@@ -54,7 +57,7 @@ function Questions({ jobId, health }) {
       ${safe.checkpoint_id > 0 ? html`<p><a href=${link("jobs", jobId, "checkpoints", safe.checkpoint_id)}>Checkpoint ${safe.checkpoint_id}</a>, ${duration(safe.age_ms)} old. A failure now replays ${safe.replay_records >= 0 ? `${count(safe.replay_records)} records, ` : ""}${duration(safe.replay_ms)}.</p>` : null}
       <p class="quiet">Every file read: ${when(safe.verified_ms)}. Restored for a trial: ${when(safe.drilled_ms)}.</p><//>
     <${Question} title="Why is it slow?" view=${slow}>
-      ${slow.bottleneck ? html`<p>${slow.bottleneck.vertex}${slow.bottleneck.subtask >= 0 ? ` subtask ${slow.bottleneck.subtask}` : ""}${slow.bottleneck.host ? ` on ${slow.bottleneck.host}` : ""}: busy ${percent(slow.busy)}.</p>` : null}
+      ${slow.bottleneck ? html`<p>${slow.bottleneck.vertex}${slow.bottleneck.subtask >= 0 ? ` subtask ${slow.bottleneck.subtask}` : ""}${slow.bottleneck.host ? ` on ${slow.bottleneck.host}` : ""}: busy ${percent(slow.busy)} of its last second.</p>` : null}
       <p class="quiet">Highest backpressure ${percent(slow.backpressured)}, watermark lag ${duration(slow.watermark_lag_ms)}. <a href=${link("jobs", jobId, "checkpoints")}>Why a checkpoint is late</a></p><//>
     <${Question} title="Where will it resume?" view=${resume}>
       ${resume.location ? html`<p><a href=${link("jobs", jobId, "snapshots", resume.location)}>${resume.location}</a></p>` : null}

@@ -20,6 +20,7 @@ export function Vertex({ job, vertex }) {
     <${Shown} poll=${poll}>${([found, watermarks]) => {
       const [into, busy, held, idle, lag] = METRICS.map(metric => series.data?.series.find(each => each.metric === metric))
       const last = (each, subtask) => newest(each?.subtasks[subtask] || [])
+      const over = series.data?.series.length ? `, over ${duration(series.data.series[0].resolution_ms)}` : ""
       const marks = Object.fromEntries(watermarks.map(each => [each.id.split(".")[0], Number(each.value)]))
       return html`<${Card} title=${`Subtasks${total > SHOWN_MAX ? ` ${first} to ${Math.min(first + SHOWN_MAX, total) - 1} of ${count(total)}` : ""}`}>
         <${Table} caption="Subtasks" rows=${found.subtasks.slice(first, first + SHOWN_MAX)} rowKey=${each => each.subtask} columns=${[
@@ -27,7 +28,7 @@ export function Vertex({ job, vertex }) {
           ["State", each => html`<${Status} of=${each.status} />`],
           ["Host", each => each.endpoint],
           ["Attempt", each => count(each.attempt), "number"],
-          ["Busy, backpressured, idle", each => html`<${Shares} label=${`busy ${percent(last(busy, each.subtask))}, backpressured ${percent(last(held, each.subtask))}, idle ${percent(last(idle, each.subtask))}`} parts=${[["busy", last(busy, each.subtask)], ["held", last(held, each.subtask)], ["idle", last(idle, each.subtask)]]} /><small>${percent(last(busy, each.subtask))} · ${percent(last(held, each.subtask))} · ${percent(last(idle, each.subtask))}</small>`],
+          [`Busy, backpressured, idle${over}`, each => html`<${Shares} label=${`busy ${percent(last(busy, each.subtask))}, backpressured ${percent(last(held, each.subtask))}, idle ${percent(last(idle, each.subtask))}`} parts=${[["busy", last(busy, each.subtask)], ["held", last(held, each.subtask)], ["idle", last(idle, each.subtask)]]} /><small>${percent(last(busy, each.subtask))} · ${percent(last(held, each.subtask))} · ${percent(last(idle, each.subtask))}</small>`],
           ["Rate in", each => rate(last(into, each.subtask)), "number"],
           ["Records in", each => count(each.metrics["read-records"]), "number"],
           ["Records out", each => count(each.metrics["write-records"]), "number"],
@@ -37,7 +38,7 @@ export function Vertex({ job, vertex }) {
           ["For", each => duration(each.duration), "number"],
         ]} />
         ${total > SHOWN_MAX ? html`<p class="buttons"><button type="button" disabled=${first === 0} onClick=${() => setFirst(first - SHOWN_MAX)}>Previous ${SHOWN_MAX}</button><button type="button" disabled=${first + SHOWN_MAX >= total} onClick=${() => setFirst(first + SHOWN_MAX)}>Next ${SHOWN_MAX}</button></p>` : null}<//>
-        <div class="charts">${[[into, "Records in, per second", rate], [busy, "Busy", percent, 1], [held, "Backpressured", percent, 1], [lag, "Watermark lag", duration]].filter(([each]) => each).map(([each, title, format, ceiling]) => {
+        <div class="charts">${[[into, "Records in, per second", rate], [busy, `Busy${over}`, percent, 1], [held, `Backpressured${over}`, percent, 1], [lag, "Watermark lag", duration]].filter(([each]) => each).map(([each, title, format, ceiling]) => {
           const chosen = Object.entries(each.subtasks).sort(([, a], [, b]) => (newest(b) ?? -1) - (newest(a) ?? -1)).slice(0, CHARTED_MAX)
           return html`<${Lines} title=${`${title}${Object.keys(each.subtasks).length > CHARTED_MAX ? `, highest ${CHARTED_MAX} subtasks` : ""}`} timesMs=${each.times_ms} lines=${chosen.map(([subtask, values]) => ({ label: `subtask ${subtask}`, values }))} format=${format} ceiling=${ceiling} />`
         })}</div>`
