@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -382,6 +383,18 @@ class AuditProblem(msgspec.Struct, frozen=True):
     problem: str
 
 
+class AuditVerdict(StrEnum):
+    """What a verification says of a log."""
+
+    WHOLE = "whole"
+    BROKEN = "broken"
+    """A line or a file was changed, taken out or put in."""
+    MISSING = "missing"
+    """There is no log, though the directory holds what a log tells of."""
+    EMPTY = "empty"
+    """There is no log, and nothing that it would tell of: nothing was recorded yet, or all of it was taken out."""
+
+
 class AuditReport(msgspec.Struct, frozen=True):
     """What a verification found."""
 
@@ -391,10 +404,20 @@ class AuditReport(msgspec.Struct, frozen=True):
     problems: tuple[AuditProblem, ...]
     pruned: int = 0
     """Lines that are not there any more, as a `pruned` line says."""
+    untold: tuple[str, ...] = ()
+    """Where there is no log: what the directory holds that only requests bring there, each of which a log tells of."""
 
     @property
     def is_whole(self) -> bool:
-        return not self.problems
+        return self.verdict is AuditVerdict.WHOLE
+
+    @property
+    def verdict(self) -> AuditVerdict:
+        if self.problems:
+            return AuditVerdict.BROKEN
+        if self.files:
+            return AuditVerdict.WHOLE
+        return AuditVerdict.MISSING if self.untold else AuditVerdict.EMPTY
 
 
 class _NamedEnd(NamedTuple):

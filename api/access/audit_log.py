@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast.api.access.audit import (
     FURTHER,
     WRITE_EVERY_MS,
@@ -30,8 +32,17 @@ from holdfast.api.access.audit import (
     in_order,
     mark_pruned,
 )
+from holdfast.coordinator.ha.store import list_jobs
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
-from holdfast.statebackends.layout import AUDIT_CHAIN_CHARACTERS, AUDIT_FOLDER, further_chain, parse_audit_path
+from holdfast.statebackends.layout import (
+    AUDIT_CHAIN_CHARACTERS,
+    AUDIT_FOLDER,
+    DIRECTORY_FILE,
+    SERVICE_FOLDER,
+    TOKENS_FOLDER,
+    further_chain,
+    parse_audit_path,
+)
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import (
     DeleteFile,
@@ -39,6 +50,7 @@ from holdfast.statebackends.storage.port import (
     FileFacts,
     Flow,
     ListFiles,
+    ListFolder,
     PutIfAbsent,
     ReadFile,
     Storage,
@@ -327,20 +339,40 @@ def _read(path: str) -> Flow[bytes | None]:
 
 def verify_audit(location: str) -> AuditReport:
     """Verify every chain of a state directory; once more where something is amiss: files come and go while they are listed and
-    read, and what somebody changed stays. Raises StorageUnavailableError."""
+    read, and what somebody changed stays. A folder with files of a log alone, such as a copy, is verified as well.
+
+    Raises InvalidConfigError for a place that is neither, StorageUnavailableError."""
     for _ in range(VERIFICATIONS_MAX):
         verifier = AuditVerifier()
         for _ in _lines(location, verifier):
             pass
         report = verifier.report()
         if report.is_whole:
-            break
-    return report
+            return report
+    return report if report.files else replace(report, untold=find_untold(location))
 
 
 def read_audit(location: str) -> tuple[AuditLine, ...]:
     """All lines that can be read, by time."""
     return tuple(sorted(_lines(location, AuditVerifier()), key=lambda line: line.time_ms))
+
+
+def find_untold(location: str) -> tuple[str, ...]:
+    """What a state directory without a log holds that a log would tell of, as `3 jobs`. Raises as `verify_audit`."""
+    return run_flow(_untold(location), open_storage(location))
+
+
+def _untold(location: str) -> Flow[tuple[str, ...]]:
+    """Jobs and issued tokens of a state directory: it has them by requests alone. What a coordinator writes by itself says nothing.
+
+    Raises InvalidConfigError: a mistyped name must not pass for a directory in which nothing has happened."""
+    names = yield ListFolder("")
+    jobs, tokens = len((yield from list_jobs())), len((yield ListFolder(TOKENS_FOLDER)))
+    if not jobs and DIRECTORY_FILE not in names and f"{SERVICE_FOLDER}/" not in names:
+        message = f"{location} is no state directory: it has no {DIRECTORY_FILE}, no job and no audit log"
+        raise InvalidConfigError(message, setting="state_dir")
+    counts = ((jobs, "jobs"), (tokens, "issued tokens"))
+    return tuple(f"{count:,} {what if count > 1 else what.removesuffix('s')}" for count, what in counts if count)
 
 
 PAGE_LINES_MAX = 500

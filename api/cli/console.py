@@ -22,7 +22,7 @@ EXIT_REFUSED = 2
 """Wrong usage or settings, or refused before anything was started; for snapshot tools, any reason that prevents an answer."""
 
 EXIT_NO_VERDICT = 3
-"""Of `holdfast status`: nobody answered for the job, so nothing is known of it."""
+"""Of `holdfast status`: nobody answered for the job, so nothing is known of it. Of `holdfast audit verify`: nothing is recorded."""
 
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999, the last that Python's calendar knows."""

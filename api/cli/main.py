@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 import msgspec
 import typer
 from typer.core import TyperGroup
 
+from holdfast.api.access.audit import AuditReport, AuditVerdict
 from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.connections import ANYWHERE, TERMINAL_STATES, Connection, Offline, resolve_job
@@ -35,6 +36,7 @@ from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
+from holdfast.statebackends.state_processor.contents import absolute_location
 
 _CANCEL_POLL_S = 0.05
 
@@ -565,7 +567,6 @@ def preflight(
     from holdfast.api.cli.render import show_report
     from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function
-    from holdfast.statebackends.state_processor.contents import absolute_location
 
     with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")
@@ -714,7 +715,9 @@ def forget(
 audit = typer.Typer(help="The log of who changed what, and who was refused: show, verify.", no_args_is_help=True)
 app.add_typer(audit, name="audit")
 
-AuditedDirectory = Annotated[str, typer.Argument(metavar="STATE_DIR", help="The state directory; a path or a URL.")]
+AuditedDirectory = Annotated[
+    str, typer.Argument(metavar="STATE_DIR", help="The state directory; a path or a URL.", envvar="HOLDFAST_STATE_DIR")
+]
 
 
 @audit.command()
@@ -724,9 +727,12 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the newest lines of the audit log, read from the state directory itself."""
-    from holdfast.api.access.audit_log import read_audit
+    from holdfast.api.access.audit_log import find_untold, read_audit
 
-    found = read_audit(state_dir)[-limit:]
+    location = absolute_location(state_dir)
+    found = read_audit(location)[-limit:]
+    if not found:
+        find_untold(location)  # refuses what is no state directory: of a mistyped name nothing is known
     if as_json:
         console.show_json([msgspec.to_builtins(line) for line in found])
         return
@@ -750,22 +756,39 @@ def show(
 
 @audit.command()
 def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
-    """Check that no line of the audit log was changed, taken out or put in; exit code 1 if one was, 2 if it can't be read."""
+    """Check that no line of the audit log was changed, taken out or put in. Exit code 1: one was, or the log is gone from a
+    directory with jobs or tokens; 2: it can't be read, or this is no state directory; 3: nothing is recorded there."""
     from holdfast.api.access.audit_log import verify_audit
 
     with console.trouble():
-        report = verify_audit(state_dir)
+        report = verify_audit(absolute_location(state_dir))
     if as_json:
-        console.show_json(msgspec.to_builtins(report))
+        console.show_json({"verdict": report.verdict.value, **msgspec.to_builtins(report)})
     else:
         for problem in report.problems:
             console.show_line(f"{problem.path}:{problem.line}: {problem.problem}")
-        verdict = "whole" if report.is_whole else f"{len(report.problems)} problems"
-        console.show_line(f"{verdict}: {report.lines:,} lines in {report.files:,} files of {report.chains:,} chains")
+        console.show_line(_verdict_line(report))
         if report.pruned:
             console.show_line(f"{report.pruned:,} older lines were deleted to make room, as `pruned` lines say")
+    if report.verdict is AuditVerdict.EMPTY:
+        raise typer.Exit(console.EXIT_NO_VERDICT)
     if not report.is_whole:
         raise typer.Exit(console.EXIT_FAILED)
+
+
+def _verdict_line(report: AuditReport) -> str:
+    counted = f"{report.lines:,} lines in {report.files:,} files of {report.chains:,} chains"
+    match report.verdict:
+        case AuditVerdict.WHOLE:
+            return f"whole: {counted}"
+        case AuditVerdict.BROKEN:
+            return f"{len(report.problems)} problems: {counted}"
+        case AuditVerdict.MISSING:
+            return f"missing: there is no audit log, but {' and '.join(report.untold)}, which it would tell of"
+        case AuditVerdict.EMPTY:
+            return "empty: there is no audit log, no job and no issued token: nothing was recorded yet, or all of it is gone"
+        case _:
+            assert_never(report.verdict)
 
 
 class _Benchmarks(TyperGroup):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from holdfast.api.cli.main import app
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.layout import (
     AUDIT_FOLDER,
+    DIRECTORY_FILE,
     audit_path,
     further_chain,
     is_directory_file,
@@ -540,7 +542,6 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_commands(tmp_path: Path) -> None:
-    assert run("audit", "verify", str(tmp_path)) == "whole: 0 lines in 0 files of 0 chains\n"
     with serving(FakeCoordinator(), tmp_path) as running:
         running.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
     shown = run("audit", "show", str(tmp_path)).splitlines()
@@ -554,6 +555,53 @@ def test_commands(tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(run("audit", "verify", str(tmp_path), "--json", code=1))
     assert found["problems"][0]["line"] == 2
     assert msgspec.json.encode(found)
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
+@pytest.mark.parametrize("place", ["nothing", "file", "folder"])
+def test_a_place_that_is_no_state_directory_is_refused(tmp_path: Path, command: str, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "reports").mkdir(parents=True)
+    result = CliRunner().invoke(app, ["audit", command, str(tmp_path / place)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path / place} is no state directory" in result.stderr
+    assert result.stderr.endswith("[InvalidConfigError]\n")
+
+
+def test_a_directory_that_never_recorded_anything_gets_no_good_verdict(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.json("GET", "/v1/jobs")
+    (tmp_path / DIRECTORY_FILE).write_text("nonce")
+    assert run("audit", "verify", str(tmp_path), code=3).startswith("empty: there is no audit log")
+    assert json.loads(run("audit", "verify", str(tmp_path), "--json", code=3))["verdict"] == "empty"
+    assert run("audit", "show", str(tmp_path)) == "no audit log\n"
+
+
+def test_a_log_that_was_taken_out_whole_is_missed(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.json("POST", "/v1/tokens", {"role": "viewer"}, status=201)
+    assert run("audit", "verify", str(tmp_path)).startswith("whole: 2 lines")
+    shutil.rmtree(tmp_path / AUDIT_FOLDER)
+    told = "missing: there is no audit log, but 1 issued token, which it would tell of\n"
+    assert run("audit", "verify", str(tmp_path), code=1) == told
+    (tmp_path / JOB / "leader").mkdir(parents=True)
+    (tmp_path / JOB / "leader" / "1").touch()
+    assert json.loads(run("audit", "verify", str(tmp_path), "--json", code=1))["untold"] == ["1 job", "1 issued token"]
+
+
+def test_a_copy_of_the_log_alone_is_verified(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path / "state") as served:
+        served.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
+    shutil.copytree(tmp_path / "state" / AUDIT_FOLDER, tmp_path / "copy" / AUDIT_FOLDER)
+    assert run("audit", "verify", str(tmp_path / "copy")).startswith("whole: 2 lines")
+
+
+def test_the_directory_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path))
+    assert run("audit", "verify").startswith("whole: 2 lines")
+    assert f"stop {JOB}" in " ".join(run("audit", "show").split())
 
 
 # ------------------------------------------------------------------------------------------------------- pages of REST
