@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -27,9 +28,8 @@ EXIT_NO_VERDICT = 3
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999, the last that Python's calendar knows."""
 
-_PIPE_WIDTH = 240
-"""Columns of a table written to a file or pipe, where cells must not be cut."""
-
+_GAP = "  "
+"""Between two columns of a table."""
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _LINES_AND_DIRECTIONS = (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -117,20 +117,34 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """Print a table on stdout, or the line `empty`. Numbers are right-aligned."""
+    """Print a table on stdout, or the line `empty`. Numbers are right-aligned. On a terminal cells wrap; elsewhere a row is a line,
+    however long."""
     _make_room()
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         typer.echo(empty)
         return
+    numeric = [all(row[index][:1].isdigit() or row[index] == "-" for row in cells) for index in range(len(columns))]
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(_whole_lines([list(columns), *cells], numeric)))
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, name in enumerate(columns):
-        numeric = all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not sys.stdout.isatty())
+    for name, is_number in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
         table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+def _whole_lines(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterator[str]:
+    """Lines of a table for a file or a pipe, as wide as its cells are: whoever reads them has no width, and misses what is cut."""
+    widths = [max(cell_len(row[index]) for row in rows) for index in range(len(numeric))]
+    for row in rows:
+        padded = []
+        for cell, width, is_number in zip(row, widths, numeric, strict=True):
+            space = " " * (width - cell_len(cell))
+            padded.append(space + cell if is_number else cell + space)
+        yield _GAP.join(padded).rstrip(" ")
 
 
 def _cell(value: Any) -> str:

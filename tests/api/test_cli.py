@@ -387,3 +387,19 @@ def test_durations_and_roles_that_are_none(flags: list[str]) -> None:
     assert result.exit_code == 2
     assert "is no duration" in result.stderr
     assert "expires" in fails("token", "create", "--role", "viewer", "--expires", "0s", *flags, code=2)
+
+
+def test_a_piped_table_has_every_column_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    error = "UserFunctionError: " + "no such carrier; " * 40
+    rows = [("2026-11-29 16:00:00Z", 3, error, "chk-41"), ("2026-11-29 16:00:05Z", 12, "漢字", None)]
+    console.show_table(("AT", "ATTEMPT", "ERROR", "RESTORED"), rows, empty="none")
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert first == f"2026-11-29 16:00:00Z        3  {error}  chk-41"
+    assert head.split() == ["AT", "ATTEMPT", "ERROR", "RESTORED"]
+    assert second == f"2026-11-29 16:00:05Z       12  漢字{' ' * (len(error) - 4)}  -"
+
+
+def test_a_piped_table_ends_no_line_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    console.show_table(("ID", "WHERE OR WHY"), [(1, "/data/" + "x" * 300), (2, "late")], empty="none")
+    assert capsys.readouterr().out.splitlines() == ["ID  WHERE OR WHY", " 1  /data/" + "x" * 300, " 2  late"]
