@@ -283,12 +283,19 @@ class RestClient:
         """Give a completed checkpoint or savepoint a label: it is not deleted until its labels are removed.
 
         Raises InvalidConfigError, NotFoundError, SnapshotLabelledError."""
+        from holdfast.coordinator.ownership.labels import check_users_label  # imports libraries that no other request needs
+
+        check_users_label(label)  # before it is sent: with a slash it would be another path, of which nothing is known
         path = f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}"
         body = self._call("PUT", path, json.dumps({"checkpoint": checkpoint_id}).encode())
         return _decode(lambda: dict(json.loads(body)), self.url)
 
     def remove_label(self, job_id: str, label: str, checkpoint_id: int | None = None) -> list[dict[str, Any]]:
-        """Remove a label, of one snapshot or of whichever has it; returns what was removed. Raises NotFoundError."""
+        """Remove a label, of one snapshot or of whichever has it; returns what was removed. Raises InvalidConfigError,
+        NotFoundError."""
+        from holdfast.coordinator.ownership.labels import check_label
+
+        check_label(label)
         query = f"?checkpoint={checkpoint_id}" if checkpoint_id is not None else ""
         body = self._call("DELETE", f"/v1/jobs/{job_id}/labels/{urllib.parse.quote(label, safe='')}{query}")
         return _decode(lambda: [dict(each) for each in json.loads(body)["removed"]], self.url)

@@ -55,6 +55,12 @@ class UnsupportedMediaTypeError(InvalidConfigError):
     content_type: str
 
 
+class MethodNotAllowedError(InvalidConfigError):
+    """The path is known, and has nothing by this method."""
+
+    method: str
+
+
 class BusyError(StorageUnavailableError):
     """The service holds as many bytes as its limit allows: ask again."""
 
@@ -96,6 +102,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (ForeignOriginError, 403),
     (NotFoundError, 404),
     (ObjectMissingError, 404),
+    (MethodNotAllowedError, 405),
     (BodyTooLargeError, 413),
     (UnsupportedMediaTypeError, 415),
     (TransportSecurityError, 426),
@@ -117,6 +124,7 @@ _OWN = (
     ConnectionLostError,
     FlinkUiError,
     ForeignOriginError,
+    MethodNotAllowedError,
     NoCounterpartError,
     RemoteError,
     UnsupportedMediaTypeError,

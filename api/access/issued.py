@@ -28,6 +28,7 @@ TOKENS_MAX = 1_000
 NAME_CHARACTERS_MAX = 64
 LIFE_MS_MAX = 10 * 366 * 86_400_000
 """Longest time until a token expires."""
+LIFE_RULE = f"a token expires after 1 ms at the least, {LIFE_MS_MAX // 86_400_000:,} days at the most, or never if that is left out"
 
 _PREFIX = "hft_"
 _TOKEN_ID = re.compile(r"[0-9a-f]{16}")
@@ -108,7 +109,7 @@ def draw_token(role: str, *, name: str, job_id: str, life_ms: int | None, now_ms
         text = f"a token's name has at most {NAME_CHARACTERS_MAX} characters, all printable, got {name[:NAME_CHARACTERS_MAX]!r}"
         raise InvalidConfigError(text, setting="name")
     if life_ms is not None and not 0 < life_ms <= LIFE_MS_MAX:
-        raise InvalidConfigError(f"a token expires after 1 ms to {LIFE_MS_MAX} ms, got {life_ms}", setting="expires")
+        raise InvalidConfigError(f"expires_in_ms: {LIFE_RULE}", setting="expires_in_ms")
     if job_id != ANY_JOB and role == Role.ADMIN:
         raise InvalidConfigError("an admin's token is for all jobs: leave the job out, or issue an operator's", setting="job")
     token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from holdfast.api.access.audit import AuditReport, AuditVerdict
+from holdfast.api.access.issued import LIFE_MS_MAX, LIFE_RULE
 from holdfast.api.cli import console, diagnosis
 from holdfast.api.cli import snapshots as commands
 from holdfast.api.cli.connections import ANYWHERE, TERMINAL_STATES, Connection, Offline, resolve_job
@@ -187,7 +188,9 @@ def history(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", help="leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill."
+            "--kinds",
+            help="Only these, with commas: leader, state, failure, restart, initialized, first_record, checkpoint, request, label, "
+            "drill.",
         ),
     ] = "",
     after: Annotated[
@@ -612,13 +615,19 @@ def create(
 ) -> None:
     """Issue a token and print it, this once: only a hash of it is stored."""
     life_ms = None if expires is None else commands.parse_duration(expires)
+    if life_ms is not None and not 0 < life_ms <= LIFE_MS_MAX:
+        raise InvalidConfigError(f"--expires {expires}: {LIFE_RULE}", setting="expires")
     found = connection.client().issue_token(role, job=job, name=name, expires_in_ms=life_ms)
     if as_json:
         console.show_json(found)
         return
     console.show_line(found["token"])
     ends = "until it is revoked" if found["expires"] < 0 else f"until {console.time_text(found['expires'])}"
-    console.show_note(f"{found['id']}: {found['role']} of {found['job'] or 'all jobs'} {ends}")
+    whose = "all jobs" if job is None else job if job == found["job"] else f"{job} ({found['job']})"
+    console.show_note(f"{found['id']}: {found['role']} of {whose} {ends}")
+    if not found["job_exists"]:
+        revoking = f"if that is mistyped, `holdfast token revoke {found['id']}`"
+        console.show_note(f"there is no job {job!r} yet: the token is for one that is submitted by this id or name; {revoking}")
 
 
 @tokens.command("list")

@@ -37,7 +37,7 @@ _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 def parse_duration(text: str) -> int:
     """Milliseconds of `90s`, `30m`, `1h`, `2d`."""
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,15})(ms|s|m|h|d)", text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration: use 90s, 30m, 1h, 2d")
     return int(match[1]) * _UNITS[match[2]]

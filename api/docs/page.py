@@ -15,6 +15,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from holdfast.statebackends.errors import NotFoundError
+
 router = APIRouter(include_in_schema=False)
 
 OPENAPI_PATH, PAGE_PATH = "/openapi.json", "/docs"
@@ -83,7 +85,7 @@ async def start(request: Request) -> Response:
 async def part(request: Request, name: str) -> Response:
     """One file of Swagger UI."""
     if name not in _PARTS:
-        return Response(status_code=404)
+        raise NotFoundError(f"the description has no file {name[:100]!r}")
     return _answer(request, await run_in_threadpool(_file, name), _PARTS[name])
 
 

@@ -26,7 +26,7 @@ from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import Access, Caller
 from holdfast.api.docs import page
-from holdfast.api.errors import BusyError, encode_error, error_body
+from holdfast.api.errors import BusyError, MethodNotAllowedError, RemoteError, encode_error, error_body
 from holdfast.api.events.stream import EventStreams
 from holdfast.api.events.traces import Traces, open_provider
 from holdfast.api.events.webhook_file import read_webhooks
@@ -77,7 +77,7 @@ from holdfast.coordinator.history.failures import FailurePage
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.restore.preflight import PreflightReport
-from holdfast.statebackends.errors import HoldfastError, NotLeaderError, RecoveringError
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError, NotLeaderError, RecoveringError
 
 log = logging.getLogger("holdfast.api")
 
@@ -269,8 +269,10 @@ def _note_unreachable(request: Request, error: NotLeaderError) -> None:
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
-    return Response(error_body(*problems), status_code=400, media_type="application/json")
+    found = [(_place(problem["loc"]), problem["msg"]) for problem in error.errors()]
+    problems = [f"{place}: {text}" for place, text in found]
+    wire = encode_error(InvalidConfigError("; ".join(problems), field=found[0][0]))
+    return Response(error_body(*problems), status_code=400, headers=wire.headers)
 
 
 def _place(location: Sequence[str | int]) -> str:
@@ -286,7 +288,18 @@ def _place(location: Sequence[str | int]) -> str:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{error.detail}: {request.method} {request.url.path}"
-    return Response(error_body(text), status_code=error.status_code, headers=error.headers, media_type="application/json")
+    wire = encode_error(_of_status(error.status_code, text, request.method))
+    return Response(wire.body, status_code=error.status_code, headers={**(error.headers or {}), **wire.headers})
+
+
+def _of_status(status: int, text: str, method: str) -> HoldfastError:
+    """What Starlette refuses by itself, as one of our errors: callers tell errors by class."""
+    match status:
+        case 404:
+            return NotFoundError(text)
+        case 405:
+            return MethodNotAllowedError(text, method=method)
+    return InvalidConfigError(text) if status < 500 else RemoteError(text, status=status)
 
 
 def _asked(scope: Scope) -> tuple[str, str]:

@@ -28,6 +28,21 @@ LINE_BYTES_MAX = 256 << 10
 """Bytes of one record; a larger one is replaced by one that says so."""
 
 
+KINDS = (
+    "leader",
+    "state",
+    "failure",
+    "restart",
+    "initialized",
+    "first_record",
+    "checkpoint",
+    "request",
+    "label",
+    "drill",
+)
+"""What this version records."""
+
+
 class Line(msgspec.Struct, frozen=True):
     """One record, as it is stored."""
 
@@ -36,8 +51,7 @@ class Line(msgspec.Struct, frozen=True):
     at_ms: int
     """Wall clock of the leader."""
     kind: str
-    """`leader`, `state`, `failure`, `restart`, `initialized`, `first_record`, `checkpoint`, `request`, `label`, `drill`;
-    others may follow."""
+    """One of KINDS; others may follow."""
     facts: dict[str, Any]
 
 

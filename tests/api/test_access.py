@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 import urllib3
+from typer.testing import CliRunner
 
 from holdfast.api.access import authenticator as authenticators
 from holdfast.api.access import issued, worker_tokens
+from holdfast.api.access.audit_log import read_audit
 from holdfast.api.access.authenticator import Authenticator
 from holdfast.api.access.roles import ANY_JOB, Access, Caller, Role, classify
+from holdfast.api.cli.main import app
 from holdfast.api.http.auth import OPEN_PATHS, check_request
 from holdfast.api.server.app import create_app
 from holdfast.api.server.server import connection_guard
@@ -30,6 +33,7 @@ from holdfast.statebackends.errors import (
     CorruptStateError,
     InvalidConfigError,
     NotFoundError,
+    RecoveringError,
 )
 from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE, is_directory_file, token_path
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_graph, serving
@@ -275,6 +279,33 @@ def test_only_a_hash_is_stored_and_others_can_not_read_it(service: Served, state
     assert is_directory_file(WORKER_KEY_FILE)
 
 
+def test_a_token_for_a_job_that_is_not_there_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = FakeCoordinator()
+    with serving(coordinator, tmp_path) as served:
+        assert issue(served, "viewer", job=JOB)["job_exists"]
+        assert issue(served, "viewer")["job_exists"]
+        coordinator.error = NotFoundError("no such job")
+        found = issue(served, "viewer", job="nosuch")
+        assert (found["job_exists"], found["job"]) == (False, derive_job_id("nosuch"))
+        monkeypatch.setenv("HOLDFAST_TOKEN", str(served.token))
+        said = CliRunner().invoke(app, ["token", "create", "--role", "viewer", "--job", "nosuch", "--url", served.url])
+        assert said.exit_code == 0
+        assert f"viewer of nosuch ({derive_job_id('nosuch')}) until it is revoked" in said.stderr
+        assert "there is no job 'nosuch' yet" in said.stderr
+        coordinator.error = RecoveringError("it begins")
+        assert issue(served, "viewer", job="nosuch")["job_exists"], "not known: nothing is said"
+    subjects = [line.subject for line in read_audit(str(tmp_path)) if line.request == "issue a token"]
+    assert subjects[2].endswith("of role viewer for job nosuch")
+
+
+@pytest.mark.parametrize("life", ["100000d", "0s"])
+def test_a_life_out_of_bounds_is_refused_in_words(service: Served, monkeypatch: pytest.MonkeyPatch, life: str) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", str(service.token))
+    said = CliRunner().invoke(app, ["token", "create", "--role", "viewer", "--expires", life, "--url", service.url])
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert f"--expires {life}: a token expires after 1 ms at the least, 3,660 days at the most" in said.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -288,6 +319,7 @@ def test_only_a_hash_is_stored_and_others_can_not_read_it(service: Served, state
         ({"role": "viewer", "name": "x" * 65}, "name"),
         ({"role": "viewer", "name": "a\nb"}, "name"),
         ({"role": "viewer", "job": ""}, "job"),
+        ({"role": "viewer", "job": "a\nb"}, "job"),
         ({"role": "admin", "job": JOB}, "job"),
         ({"role": "viewer", "more": 1}, "more"),
     ],

@@ -682,4 +682,28 @@ def test_the_bodies_of_flinks_command_line_are_taken(served: Served, coordinator
 
 
 def test_wrong_method_is_405(served: Served) -> None:
-    assert set(served.json("DELETE", f"/jobs/{JOB}", status=405)) == {"errors"}
+    answer = served.request("DELETE", f"/jobs/{JOB}")
+    assert (answer.status, set(answer.json())) == (405, {"errors"})
+    assert (answer.headers["X-Holdfast-Error"], answer.headers["Allow"]) == ("MethodNotAllowedError", "GET")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        (f"/v1/jobs/{JOB}/history?limit=0", 400, "InvalidConfigError"),
+        (f"/v1/jobs/{JOB}/checkpoints/details/abc", 400, "InvalidConfigError"),
+        (f"/v1/jobs/{JOB}/vertices/{JOB}/flamegraph?type=zzz", 400, "InvalidConfigError"),
+        (f"/v1/jobs/{JOB}/series", 400, "InvalidConfigError"),
+        (f"/v1/jobs/{JOB}/savepoints/nope", 400, "InvalidConfigError"),
+        ("/v1/jobs/nope", 400, "InvalidConfigError"),
+        ("/v1/nowhere", 404, "NotFoundError"),
+        ("/docs/nowhere.js", 404, "NotFoundError"),
+        ("/ui/nowhere.js", 404, "NotFoundError"),
+        ("/v1/jobs/metrics?get=numRestarts&jobs=zzz", 404, "NotFoundError"),
+    ],
+)
+def test_each_refusal_has_a_class(path: str, status: int, kind: str, served: Served) -> None:
+    answer = served.request("GET", path)
+    assert (answer.status, answer.headers["X-Holdfast-Error"]) == (status, kind)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json()["errors"][0]

@@ -154,7 +154,8 @@ def test_metrics_of_a_job(served: Served, coordinator: FakeCoordinator) -> None:
     ]
     over = served.json("GET", f"/v1/jobs/metrics?get=numRestarts,lastCheckpointExternalPath&jobs={JOB}&agg=sum")
     assert over == [{"id": "numRestarts", "sum": 1}], "no sum of paths"
-    assert served.json("GET", f"/v1/jobs/metrics?get=numRestarts&jobs={OTHER}") == []
+    refused = served.json("GET", f"/v1/jobs/metrics?get=numRestarts&jobs={JOB},{OTHER}", status=404)
+    assert refused["errors"] == [f"jobs: there is no job '{OTHER}' here"]
     view, stats = coordinator.job(JOB), coordinator.checkpoints(JOB)
     running = job_metrics(view, stats, "/state")
     times = ("uptime", "downtime", "runningTime", "restartingTime", "allSubTasksRunningOrFinishedTime")

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.api.cli import history
 from holdfast.api.cli.history import describe
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.api.routes.threads import READERS_MAX
-from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
+from holdfast.coordinator.history.records import KINDS, HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import JobPaths
@@ -79,9 +80,22 @@ def test_failures_are_one_number_in_rest_client_and_command_line(
     assert all(text in shown.output for text in ("Boom: bang", "41", "8,204", "1.2 s"))
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps"])
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=1-²", "limit=0", "limit=100000", f"kinds={'x' * 300}", "newest=perhaps", "kinds=state,foo"]
+)
 def test_malformed_query_is_refused(query: str, served: Served) -> None:
     assert served.request("GET", f"/v1/jobs/{JOB}/history?{query}").status == 400
+
+
+def test_a_kind_that_there_is_not_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    shown = CliRunner().invoke(app, ["history", JOB, "--kinds", "state,foo", "--url", served.url])
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert f"kinds: there is no 'foo', only {', '.join(KINDS)} [InvalidConfigError]" in shown.stderr
+
+
+def test_every_kind_that_is_recorded_has_words() -> None:
+    assert set(KINDS) == set(history._WORDS)
 
 
 def test_readers_of_histories_hold_nobody_else_up(

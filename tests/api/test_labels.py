@@ -68,8 +68,11 @@ def test_the_client_speaks_of_labels(served: Served) -> None:
     assert [each["label"] for each in client.remove_label(JOB, "x", 7)] == ["x"]
     with pytest.raises(NotFoundError, match="has no label"):
         client.remove_label(JOB, "x")
-    with pytest.raises(InvalidConfigError, match="a label has"):
-        client.add_label(JOB, 7, "<b>")
+    for name in ("<b>", "<b>x</b>", "a/b"):
+        with pytest.raises(InvalidConfigError, match="a label has"):
+            client.add_label(JOB, 7, name)
+        with pytest.raises(InvalidConfigError, match="a label has"):
+            client.remove_label(JOB, name)
 
 
 # ------------------------------------------------------------------------------------------------ a state directory on disk

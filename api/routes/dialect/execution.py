@@ -15,11 +15,14 @@ from holdfast.api.http.basic import check_same_origin
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.dialect.vertices import MetricNames, Things, Wanted, aggregated, listed
 from holdfast.api.routes.viewed import VIEWED
+from holdfast.barriers.messages import clip
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.views import WholeJobView
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
+
+_ID_BYTES_SHOWN_MAX = 64
 
 JOBS_MAX = 1_000
 """Jobs over which one request aggregates, at most, those that began last."""
@@ -31,9 +34,14 @@ def now_ms() -> int:
 
 @router.get("/jobs/metrics", response_model_exclude_none=True, **VIEWED)
 def jobs_metrics(service: Service, wanted: Wanted, get: MetricNames = None, jobs: Things = None) -> list[AggregatedMetric]:
-    """Numbers over all jobs, or over some (`jobs=id,id`): their names, or with `get` the values."""
-    chosen = frozenset(jobs.split(",")) if jobs else None
-    return aggregated((_metrics(service, each) for each in service.whole_jobs(chosen)[:JOBS_MAX]), get, wanted)
+    """Numbers over all jobs, or over some (`jobs=id,id`): their names, or with `get` the values. 404 if one of them is unknown."""
+    chosen = frozenset(job.strip() for job in jobs.split(",") if job.strip()) if jobs else None
+    views = service.whole_jobs(chosen)
+    unknown = sorted((chosen or frozenset()).difference(each.job.overview.job_id for each in views))
+    if unknown:  # a number over the others would pass for one over all that were named
+        shown = clip(unknown[0], _ID_BYTES_SHOWN_MAX)
+        raise NotFoundError(f"jobs: there is no job {shown!r} here", job=shown)
+    return aggregated((_metrics(service, each) for each in views[:JOBS_MAX]), get, wanted)
 
 
 def _metrics(service: Coordinator, view: WholeJobView) -> dict[str, str]:

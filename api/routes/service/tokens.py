@@ -13,8 +13,11 @@ from holdfast.api.access.issued import LIFE_MS_MAX, NAME_CHARACTERS_MAX, TokenRe
 from holdfast.api.access.roles import ANY_JOB
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.common import ERRORS, body_of, describe_model
+from holdfast.api.routes.common import ERRORS, Service, body_of, describe_model
+from holdfast.barriers.jobgraph import check_job_name
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
+from holdfast.coordinator.interface import Coordinator
+from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, NotFoundError
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"], responses=ERRORS)
 
@@ -34,7 +37,8 @@ class IssueToken(schemas.RequestBody):
     """Id or name of the only job that it is for; it need not exist yet."""
     name: str | None = Field(None, max_length=NAME_CHARACTERS_MAX)
     """What logs and lists call it."""
-    expires_in_ms: int | None = Field(None, gt=0, le=LIFE_MS_MAX)
+    # described, and not checked, here: `draw_token` says in words what is out of bounds
+    expires_in_ms: int | None = Field(None, json_schema_extra={"exclusiveMinimum": 0, "maximum": LIFE_MS_MAX})
     """Time until it ends; null: it ends when it is revoked."""
 
 
@@ -54,6 +58,9 @@ class IssuedToken(schemas.Record):
 class NewToken(IssuedToken):
     token: str
     """Shown this once: the state directory has a hash of it alone."""
+    job_exists: bool
+    """false: it is for a job that is not known here, or not yet. A name that was mistyped shows nowhere else: jobs are known by a
+    hash of it."""
 
 
 class Tokens(schemas.Record):
@@ -81,17 +88,38 @@ Credentials = Annotated[Authenticator, Depends(_authenticator)]
 
 @router.post("", status_code=201, openapi_extra=describe_model(IssueToken, required=True))
 async def issue(
-    request: Request, credentials: Credentials, body: Annotated[IssueToken, Depends(body_of(IssueToken))]
+    request: Request, service: Service, credentials: Credentials, body: Annotated[IssueToken, Depends(body_of(IssueToken))]
 ) -> NewToken:
     """Issue a token. The answer has its text, which is stored nowhere."""
     job = body.job or ANY_JOB
-    job_id = job if job == ANY_JOB or is_job_id(job) else derive_job_id(job)
     request.scope[SUBJECT] = f"role {body.role}"
+    job_id = job if job == ANY_JOB or is_job_id(job) else _id_of_named(job)
+    job_exists = job_id == ANY_JOB or await run_in_threadpool(_exists, service, job_id)
     token, record = await run_in_threadpool(
         credentials.issue, body.role, name=body.name or "", job_id=job_id, life_ms=body.expires_in_ms
     )
-    request.scope[SUBJECT] = f"token {record.token_id} of role {record.role}"
-    return NewToken.model_validate({**_shown(record), "token": token})
+    request.scope[SUBJECT] = f"token {record.token_id} of role {record.role}" + (f" for job {job}" if job else "")
+    return NewToken.model_validate({**_shown(record), "token": token, "job_exists": job_exists})
+
+
+def _id_of_named(name: str) -> str:
+    """Raises InvalidConfigError for a name that no job can have."""
+    try:
+        check_job_name(name)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"job: {error.message}", setting="job") from error
+    return derive_job_id(name)
+
+
+def _exists(service: Coordinator, job_id: str) -> bool:
+    """Whether there is such a job, or that can't be told at the moment: it is another's, or the coordinator still recovers."""
+    try:
+        service.job(job_id)
+    except NotFoundError:
+        return False
+    except HoldfastError:
+        pass
+    return True
 
 
 @router.get("")

@@ -68,7 +68,8 @@ function Issue({ refresh }) {
     <label>Valid for<select value=${values.life} onChange=${set("life")}>${Object.keys(LIFE).map(life => html`<option>${life}</option>`)}</select></label>
     <button type="submit" class="main">Issue</button></form>
     <${Problem} error=${error} />
-    ${made ? html`<div role="status"><p>Shown this once; it is stored nowhere:</p><${Copyable} text=${made.token} /></div>` : null}<//>`
+    ${made ? html`<div role="status"><p>Shown this once; it is stored nowhere:</p><${Copyable} text=${made.token} />
+      ${made.job_exists ? null : html`<p>No job of this name or id is here yet: the token is for one that is submitted by it. If it is mistyped, revoke the token.</p>`}</div>` : null}<//>`
 }
 
 export function Audit() {
