@@ -18,10 +18,9 @@ def show_history(found: Mapping[str, Any]) -> None:
     ]
     console.show_table(("RECORD", "AT", "KIND", "WHAT"), rows, empty="no records")
     for gap in found["gaps"]:
-        console.show_note(_gap(gap))
+        console.show_note(describe_gap(gap))
     for damage in found["damage"]:
-        where = f"{damage['path']}, line {damage['line']}" if damage["line"] else damage["path"]
-        console.show_note(f"can't be read, and is left out: {where}: {damage['reason']}")
+        console.show_note(f"can't be read, and is left out: {describe_damage(damage)}")
     if found.get("since"):
         console.show_note(f"there is more in front: --before {found['since']}")
     if found["more"]:
@@ -50,7 +49,14 @@ def _behind(failure: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 
 
-def _gap(gap: Mapping[str, Any]) -> str:
+def describe_damage(damage: Mapping[str, Any]) -> str:
+    """What can't be read: the file, its line if it is one, and why."""
+    where = f"{damage['path']}, line {damage['line']}" if damage["line"] else damage["path"]
+    return f"{where}: {damage['reason']}"
+
+
+def describe_gap(gap: Mapping[str, Any]) -> str:
+    """Which records are not there."""
     epoch, after, before, missing = gap["epoch"], gap["after"], gap["before"], gap["missing"]
     if before is None:
         return f"the leader of epoch {epoch} was cut off behind record {after}: its last records may be lost"

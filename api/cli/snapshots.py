@@ -11,20 +11,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
 from holdfast.api.cli import console
+from holdfast.api.cli.history import describe_damage, describe_gap
 from holdfast.api.cli.interrupts import interruptible, settle
 from holdfast.api.cli.progress import Tool
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 from holdfast.statebackends.layout import METADATA_NAME
 
 if TYPE_CHECKING:
+    from holdfast.api.snapshots.maintenance import DirectoryReport
     from holdfast.api.snapshots.savepoint import Savepoint
     from holdfast.api.snapshots.snapshot import Snapshot
+    from holdfast.coordinator.history.store import HistoryFaults
     from holdfast.coordinator.ownership.files import OwnedFile
-    from holdfast.coordinator.ownership.fsck import FsckReport
 
 
 EXIT_UNCLEAN = 1
@@ -65,12 +68,14 @@ def fsck(
         raise typer.Exit(EXIT_UNCLEAN)
 
 
-def describe(report: FsckReport) -> dict[str, Any]:
+def describe(report: DirectoryReport) -> dict[str, Any]:
     """The report as JSON-ready data."""
-    return {**asdict(report), "problems": [asdict(problem) for problem in report.problems], "clean": report.is_clean}
+    histories = msgspec.to_builtins(report.histories)
+    problems = [asdict(problem) for problem in report.problems]
+    return {**asdict(report), "problems": problems, "histories": histories, "clean": report.is_clean}
 
 
-def _show(report: FsckReport) -> None:
+def _show(report: DirectoryReport) -> None:
     columns = ("JOB", "OWNER", "FILES", "SMALL FILES", "SIZE")
     rows = [
         (cost.job_id or "-", cost.kind.value, cost.files, cost.small_files, console.size_text(cost.size)) for cost in report.costs
@@ -80,6 +85,8 @@ def _show(report: FsckReport) -> None:
         console.show_line(f"job {job_id}: {damage}")
     for problem in report.problems:
         console.show_line(str(problem))
+    for job_id, faults in report.histories.items():
+        _show_history(job_id, faults)
     for each in report.unchecked[:FILES_SHOWN_MAX]:
         console.show_line(f"not checked: {each}")
     if len(report.unchecked) > FILES_SHOWN_MAX:
@@ -93,9 +100,22 @@ def _show(report: FsckReport) -> None:
     counted = Counter(
         orphans=len(report.orphans), young=len(report.young), unknown=len(report.unknown), problems=len(report.problems)
     )
+    damaged = sum(len(faults.damage) for faults in report.histories.values())
+    if damaged:
+        counted["damaged places of histories"] = damaged
     freed = f", {len(report.deleted)} deleted ({console.size_text(sum(file.size for file in report.deleted))})"
     wrong = ", ".join(f"{count} {name}" for name, count in counted.items())
     console.show_line(f"{'clean' if report.is_clean else 'not clean'}: {wrong}{freed if report.deleted else ''}")
+
+
+def _show_history(job_id: str, faults: HistoryFaults) -> None:
+    lines = [f"history: can't be read: {describe_damage(msgspec.to_builtins(each))}" for each in faults.damage[:FILES_SHOWN_MAX]]
+    lines += [f"history of job {job_id}: {describe_gap(msgspec.to_builtins(each))}" for each in faults.gaps[:FILES_SHOWN_MAX]]
+    for line in lines:
+        console.show_line(line)
+    more = len(faults.damage) + len(faults.gaps) + faults.left_out - len(lines)
+    if more:
+        console.show_line(f"history of job {job_id}: {more:,} more")
 
 
 def _show_files(what: str, files: Sequence[OwnedFile]) -> None:

@@ -7,16 +7,20 @@ import os
 import secrets
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from holdfast.api.settings import state_url
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.coordinator.ha.routing import RoutedStorage
+from holdfast.coordinator.ha.store import list_jobs
+from holdfast.coordinator.history.store import HistoryFaults, find_faults
 from holdfast.coordinator.ownership.claims import dispose_snapshot
 from holdfast.coordinator.ownership.fsck import FsckReport, FsckRequest, check_directory
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
-from holdfast.statebackends.layout import DIRECTORY_FILE, folder_of_snapshot
+from holdfast.statebackends.layout import DIRECTORY_FILE, JobPaths, folder_of_snapshot
 from holdfast.statebackends.state_processor.contents import Location, absolute_location
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, StatFile, Storage, run_flow
@@ -26,6 +30,20 @@ REPAIR_AGE_MS_MIN = 60_000
 """A repair deletes no younger file: clocks differ, and a slow writer is not dead."""
 
 
+@dataclass(frozen=True)
+class DirectoryReport(FsckReport):
+    """What `fsck` found, with the histories of jobs."""
+
+    histories: Mapping[str, HistoryFaults] = field(default_factory=dict)
+    """Job id -> what is wrong with its history, of jobs where something is. Damage is not clean; a gap is named alone, since a
+    leader that is killed, or has to make room, leaves one."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Every file has an owner, or is young, every retained checkpoint has its files, and every history can be read."""
+        return super().is_clean and not any(each.damage for each in self.histories.values())
+
+
 def fsck(
     state_dir: Location,
     *,
@@ -33,7 +51,7 @@ def fsck(
     repair: bool = False,
     safety_age_ms: int = SAFETY_AGE_MS,
     checksums: bool = False,
-) -> FsckReport:
+) -> DirectoryReport:
     """Check every file of a state directory, or of one job (its id or its name).
 
     With `repair`, deletes files that have no owner and are older than the safety age, except those of jobs whose leader may be
@@ -55,7 +73,12 @@ def fsck(
                 else f"coordinators on other machines can't be seen from here, and {url} does not answer for them"
             )
         request = FsckRequest(job_id, safety_age_ms, checksums, repair, doubt, uuid.uuid4().hex)
-        return run_flow(check_directory(request, storage.root, int(time.time() * 1_000)), RoutedStorage(storage))
+        routed = RoutedStorage(storage)
+        report = run_flow(check_directory(request, storage.root, int(time.time() * 1_000)), routed)
+    job_ids = [job_id] if job_id is not None else run_flow(list_jobs(), routed)
+    found = {each: run_flow(find_faults(JobPaths(each)), routed) for each in job_ids}
+    told = {each: faults for each, faults in found.items() if faults.damage or faults.gaps}
+    return DirectoryReport(**{each.name: getattr(report, each.name) for each in fields(report)}, histories=told)
 
 
 def _find_job(storage: Storage, job: str | None) -> str | None:

@@ -24,7 +24,16 @@ from holdfast.coordinator.history.records import (
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, parse_history_name
-from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, DescribeFiles, FileFacts, Flow, ListFolder, ReadFile
+from holdfast.statebackends.storage.port import (
+    DeleteFile,
+    DeleteFolder,
+    DescribeFiles,
+    FileFacts,
+    Flow,
+    InParallel,
+    ListFolder,
+    ReadFile,
+)
 
 HISTORY_BYTES_MAX = 64 << 20
 """Bytes of a job's history: beyond, the oldest files go."""
@@ -41,6 +50,9 @@ PAGE_FILES_MAX = 1_000
 """Files that one page is read from: small ones of a storage that takes its time for each. No fewer than its records."""
 
 _FILE_BYTES_MAX = WRITE_BYTES + LINE_BYTES_MAX
+
+FAULTS_MAX = 1_000
+"""Damaged places of a history that are named one by one, and gaps: garbage has as many lines as it likes."""
 
 _LAST_STATES = frozenset({"FINISHED", "CANCELED", "FAILED", "SUSPENDED"})
 """A leader that recorded one of these had come to its end."""
@@ -117,6 +129,9 @@ def parse_position(text: str, setting: str = "after") -> Position | None:
     return Position(int(epoch), int(number))
 
 
+_NO_RECORDS = HistoryQuery(kinds=frozenset())
+
+
 @dataclass(slots=True)
 class _Found:
     """What was read so far, in order."""
@@ -179,6 +194,46 @@ def _read_newest(paths: JobPaths, files: Sequence[tuple[int, int]], query: Histo
     if surplus > 0:
         since = Position(found.entries[0].epoch, found.entries[0].number)
     return replace(_page(found, more=False, now_ms=now_ms), since=str(since) if since is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFaults:
+    """What is wrong with a whole history, as its pages name it."""
+
+    damage: tuple[HistoryDamage, ...] = ()
+    gaps: tuple[HistoryGap, ...] = ()
+    left_out: int = 0
+    """Further ones of both, beyond FAULTS_MAX of each."""
+
+
+def find_faults(paths: JobPaths) -> Flow[HistoryFaults]:
+    """Read every file of a history, some at a time, for what can't be read and what is not there."""
+    facts: list[FileFacts] = yield DescribeFiles(paths.histories)
+    named = ((parse_history_name(fact.path.rpartition("/")[2]), fact.size) for fact in facts)
+    files = sorted((name, min(size, _FILE_BYTES_MAX + 1)) for name, size in named if name is not None)
+    found, left_out = _Found(), 0
+    for group in _groups(files):
+        flows = [_read_file(paths, name) for name, _ in group]
+        contents: list[bytes | None] = yield InParallel(flows, [size for _, size in group])
+        for (name, _), content in zip(group, contents, strict=True):
+            _take(paths, name, content, _NO_RECORDS, found)
+            left_out += max(0, len(found.damage) - FAULTS_MAX) + max(0, len(found.gaps) - FAULTS_MAX)
+            del found.damage[FAULTS_MAX:], found.gaps[FAULTS_MAX:]
+    return HistoryFaults(tuple(found.damage), tuple(found.gaps), left_out)
+
+
+def _groups(files: Sequence[tuple[tuple[int, int], int]]) -> Iterator[list[tuple[tuple[int, int], int]]]:
+    """Files with their sizes, as many together as are read for one page."""
+    group: list[tuple[tuple[int, int], int]] = []
+    size = 0
+    for file in files:
+        group.append(file)
+        size += file[1]
+        if size >= PAGE_BYTES_MAX or len(group) >= PAGE_FILES_MAX:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def list_files(paths: JobPaths) -> Flow[list[tuple[int, int]]]:

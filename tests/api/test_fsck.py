@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.api.cli.main import app
+from holdfast.api.cli.stored_jobs import StoredJobs
 from holdfast.api.directory_guard import DirectoryGuard, without_coordinator
 from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SubmissionRecord, derive_job_id, encode_record
+from holdfast.coordinator.history.records import encode_line
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -89,6 +91,31 @@ def test_a_report_changes_nothing_and_says_whose_everything_is(state: Path) -> N
         ("", "unknown"),
     }
     assert files_below(state) == before
+
+
+def test_what_is_wrong_with_a_history_is_named_as_the_history_names_it(state: Path) -> None:
+    hf.fsck(state, repair=True)
+    put(state, PATHS.history(1, 1), encode_line(1, 100, "label", {}) + b"garbage\n")
+    put(state, PATHS.history(1, 9), encode_line(9, 100, "label", {}))
+    put(state, PATHS.history(2, 999_999), b"\x00\xffx")
+    shown = run(state, code=1).stdout
+    assert f"history: can't be read: {PATHS.history(1, 1)}, line 2: JSON is malformed" in shown
+    assert f"history: can't be read: {PATHS.history(2, 999_999)}, line 1: " in shown
+    assert f"history of job {JOB}: 6 records of epoch 1 are not there: those between 2 and 9" in shown
+    assert f"history of job {JOB}: the leader of epoch 1 was cut off behind record 9" in shown
+    assert shown.endswith("not clean: 0 orphans, 1 young, 1 unknown, 0 problems, 2 damaged places of histories\n")
+    document = json.loads(run(state, "--json", code=1).stdout)["histories"][JOB]
+    page = StoredJobs(state).history(JOB, limit=1_000)
+    assert (document["damage"], document["gaps"]) == (list(page["damage"]), list(page["gaps"]))
+
+
+def test_gaps_alone_are_named_and_clean(state: Path) -> None:
+    """A leader that was killed leaves one, and so does one that made room."""
+    hf.fsck(state, repair=True)
+    put(state, PATHS.history(3, 5), encode_line(5, 100, "label", {}))
+    shown = run(state).stdout
+    assert f"history of job {JOB}: 4 records of epoch 3 are not there: those between 0 and 5" in shown
+    assert hf.fsck(state).is_clean
 
 
 def test_repair_deletes_the_orphans_and_nothing_else(state: Path) -> None:

@@ -7,7 +7,14 @@ import pytest
 from holdfast.coordinator.history import store
 from holdfast.coordinator.history.recorder import WriteHistory
 from holdfast.coordinator.history.records import HistoryDamage, HistoryGap, HistoryPage, Position, encode_line
-from holdfast.coordinator.history.store import HistoryQuery, HistoryWriter, parse_position, read_history
+from holdfast.coordinator.history.store import (
+    HistoryFaults,
+    HistoryQuery,
+    HistoryWriter,
+    find_faults,
+    parse_position,
+    read_history,
+)
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths, parse_history_name
 from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, run_flow
@@ -133,6 +140,27 @@ def test_damaged_lines_and_files_are_named_and_skipped() -> None:
         ("1-8.jsonl", 0),
     ]
     assert all(isinstance(each, HistoryDamage) and each.reason for each in page.damage)
+
+
+def test_faults_of_a_whole_history_are_those_of_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    put(storage, 2, 4, lines(4, 2) + b"garbage\n")
+    put(storage, 2, 9, lines(9, 1))
+    put(storage, 3, 1, lines(1, 1))
+    put(storage, 3, 7, b"x" * (store._FILE_BYTES_MAX + 1))
+    page = read(storage)
+    for size in (store.PAGE_FILES_MAX, 1):
+        monkeypatch.setattr(store, "PAGE_FILES_MAX", size)
+        assert run_flow(find_faults(PATHS), storage) == HistoryFaults(page.damage, page.gaps)
+
+
+def test_faults_that_are_named_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = DictStorage()
+    monkeypatch.setattr(store, "FAULTS_MAX", 3)
+    put(storage, 1, 1, b"x\n" * 5)
+    put(storage, 1, 6, b"x\n" * 5)
+    found = run_flow(find_faults(PATHS), storage)
+    assert ([each.line for each in found.damage], found.left_out) == ([1, 2, 3], 7)
 
 
 def test_kinds_filter_and_unknown_kinds_pass() -> None:
