@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
     from holdfast.api.errors import FlinkUiError as FlinkUiError
     from holdfast.api.errors import ForeignOriginError as ForeignOriginError
+    from holdfast.api.errors import MethodNotAllowedError as MethodNotAllowedError
     from holdfast.api.errors import NoCounterpartError as NoCounterpartError
     from holdfast.api.errors import RemoteError as RemoteError
     from holdfast.api.errors import UnsupportedMediaTypeError as UnsupportedMediaTypeError
@@ -233,6 +234,7 @@ _EXPORTS = {
         "ConnectionLostError",
         "FlinkUiError",
         "ForeignOriginError",
+        "MethodNotAllowedError",
         "NoCounterpartError",
         "RemoteError",
         "UnsupportedMediaTypeError",
