@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from holdfast.api.cli import console
@@ -403,3 +405,19 @@ def test_a_piped_table_has_every_column_whole(capsys: pytest.CaptureFixture[str]
 def test_a_piped_table_ends_no_line_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     console.show_table(("ID", "WHERE OR WHY"), [(1, "/data/" + "x" * 300), (2, "late")], empty="none")
     assert capsys.readouterr().out.splitlines() == ["ID  WHERE OR WHY", " 1  /data/" + "x" * 300, " 2  late"]
+
+
+# ------------------------------------------------------------------------------------------------------------- documents
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+
+
+def test_the_documents_list_every_command() -> None:
+    listed = re.findall(r"^holdfast (\w+)", DOCS.read_text(encoding="utf-8").partition("```\n\n")[0], re.MULTILINE)
+    assert set(listed) >= set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_documents_have_every_option_of_serve() -> None:
+    section = DOCS.read_text(encoding="utf-8").partition("\n## serve\n")[2].partition("\n## ")[0]
+    options = {name for each in get_command(app).commands["serve"].params for name in each.opts}  # type: ignore[attr-defined]
+    assert {name for name in options if f"`{name}`" not in section} <= {"--json"}
