@@ -160,6 +160,7 @@ class FailureReason(StrEnum):
     # pre-flight: nothing was started
     SCHEDULER_SHUT_DOWN = "scheduler_shut_down"
     COORDINATOR_SHUTDOWN = "coordinator_shutdown"
+    """The job was cancelled or has failed. Flink's word for what coordinates the checkpoints of one job."""
     TOO_MANY_REQUESTS = "too_many_requests"
     TOO_MANY_CONCURRENT = "too_many_concurrent"
     MINIMUM_TIME_BETWEEN = "minimum_time_between_checkpoints"

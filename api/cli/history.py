@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.api.cli import console
+from holdfast.barriers.messages import FailureReason
 
 _Facts = Mapping[str, Any]
 
@@ -110,10 +111,11 @@ def _first_record(facts: _Facts) -> str:
 def _checkpoint(facts: _Facts) -> str:
     name = f"{facts['checkpoint_kind'].replace('_', '-')} {facts['id']}"
     if facts["status"] != "COMPLETED":
+        reason = _reason(facts)
         missing = f", {facts['missing_count']} subtasks did not acknowledge" if facts.get("missing_count") else ""
         message = facts.get("message")
         why = f": {message}" if message and message != facts["reason"] else ""
-        return f"{name} failed, {facts['reason']}{missing}{why}"
+        return f"{name} failed, {reason}{missing}{why}"
     slowest = facts["slowest"][0] if facts.get("slowest") else None
     last = f"; slowest: subtask {slowest['subtask']} of {slowest['vertex']}" if slowest else ""
     took, size = console.duration_text(facts["duration_ms"]), console.size_text(facts["checkpointed_size"])
@@ -124,7 +126,15 @@ def _request(facts: _Facts) -> str:
     name = facts["request_kind"].replace("_", "-")
     if facts["reason"] is None:
         return f"{name} is complete: id {facts['checkpoint_id']}{' at ' + facts['location'] if facts['location'] else ''}"
-    return f"{name} failed, {facts['reason']}{': ' + facts['message'] if facts['message'] else ''}"
+    message = facts["message"]
+    why = f": {message}" if message and message != facts["reason"] else ""
+    return f"{name} failed, {_reason(facts)}{why}"
+
+
+def _reason(facts: _Facts) -> str:
+    """The reason as it is recorded, but for one whose name misleads: no coordinator shut down."""
+    reason = str(facts["reason"])
+    return "the job was cancelled or has failed" if reason == FailureReason.COORDINATOR_SHUTDOWN else reason
 
 
 def _label(facts: _Facts) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import re
 import time
 from collections.abc import Iterable
 
@@ -54,6 +55,7 @@ DELAYED_MAX = 1_000
 """Refusals of callers that ask too often, which wait for a while: a client that asks in a loop is slowed down, and costs little."""
 _DELAY_MS_MAX = 1_000
 _CHARACTERS_SHOWN_MAX = 64
+_JOB_IN_PATH = re.compile(r"/(?:jobs|applications)/([0-9a-f]{32})(?![^/])")
 
 
 class CheckAccess:
@@ -172,11 +174,18 @@ def refused(scope: Scope, status: int) -> Noted:
     client = scope.get("client")
     return Noted(
         request=f"{scope['method']} {scope['path']}",
+        job=_job_named(str(scope["path"])),
         credential=caller.credential if caller is not None else "",
         role=caller.role.value if caller is not None else "",
         peer=f"{client[0]}:{client[1]}" if client else "unknown",
         status=status,
     )
+
+
+def _job_named(path: str) -> str:
+    """Id of the job that a path names, whether or not there is such a route; empty: none."""
+    found = _JOB_IN_PATH.search(path)
+    return found[1] if found is not None else ""
 
 
 async def refuse(error: HoldfastError, send: Send) -> None:

@@ -53,13 +53,13 @@ def derive_health(situation: Situation) -> HealthView:
 
 
 def _ended(facts: Facts) -> tuple[Verdict, str] | None:
-    """Of a job that has ended, whatever is asked of it."""
+    """Of a job that has ended, whatever is asked of it. Why it failed is said once, where it is asked whether the job is safe."""
     overview = facts.job.overview
     if not overview.is_terminal:
         return None
     if overview.state != "FAILED":
         return Verdict.OK, f"the job has ended: {overview.state}"
-    return Verdict.BAD, f"the job has FAILED: {shown(facts.job.failure or 'no cause is on record', TEXT_BYTES_MAX)}"
+    return Verdict.BAD, "the job has FAILED"
 
 
 # ---------------------------------------------------------------------------------------------------------------- safe
@@ -69,7 +69,7 @@ def _safe(facts: Facts) -> SafeView:
     ended, cut = _ended(facts), facts.situation.cut
     age_ms = max(0, facts.job.now_ms - cut.timestamp_ms) if cut is not None else -1
     if ended is not None:
-        return SafeView(*ended, checkpoint_id=cut.checkpoint_id if cut is not None else -1, age_ms=age_ms)
+        return _safe_at_its_end(facts, ended, cut, age_ms)
     verdict, why = _judge_age(facts, age_ms) if cut is not None else _judge_none(facts)
     failures, tolerable = _failures(facts), facts.config.tolerable_failed_checkpoints
     damage, earlier = _damage(facts, cut), _damage_before(facts, cut)
@@ -93,6 +93,29 @@ def _safe(facts: Facts) -> SafeView:
         drilled_ms=drilled_ms(situation.drills),
         are_drills_known=situation.are_drills_known,
     )
+
+
+def _safe_at_its_end(facts: Facts, ended: tuple[Verdict, str], cut: CutView | None, age_ms: int) -> SafeView:
+    """Of a job that has ended: why, if it failed, and how old what it keeps is."""
+    verdict, why = ended
+    if facts.job.overview.state == "FAILED":
+        why += f": {shown(facts.job.failure or 'no cause is on record', TEXT_BYTES_MAX)}"
+    if cut is None:
+        return SafeView(verdict, f"{why}; it keeps no checkpoint")
+    drills, verifications = facts.situation.drills, facts.situation.verifications
+    return SafeView(
+        verdict=verdict,
+        why=f"{why}; it keeps {_name(cut)}, which began {time_text(age_ms)} ago",
+        checkpoint_id=cut.checkpoint_id,
+        age_ms=age_ms,
+        verified_ms=verified_ms(drills, verifications),
+        drilled_ms=drilled_ms(drills),
+        are_drills_known=facts.situation.are_drills_known,
+    )
+
+
+def _name(cut: CutView) -> str:
+    return f"{cut.kind.value.replace('_', '-')} {cut.checkpoint_id}"
 
 
 def _damage(facts: Facts, cut: CutView | None) -> str:
@@ -239,7 +262,7 @@ def _resume(facts: Facts) -> ResumeView:
     if cut is None:
         place = "it keeps no checkpoint" if ended is not None else "from the beginning of its sources"
         return ResumeView(verdict, f"{place}; {why}", may_repeat=repeats)
-    text = f"{'from' if ended is None else 'it keeps'} {cut.kind.value.replace('_', '-')} {cut.checkpoint_id}; {why}"
+    text = f"{'from' if ended is None else 'it keeps'} {_name(cut)}; {why}"
     found = facts.situation.positions
     return ResumeView(
         verdict,

@@ -435,6 +435,9 @@ def test_changes_and_refusals_of_a_service_are_on_record(tmp_path: Path) -> None
         served.json("POST", f"/v1/jobs/{JOB}/stop", {}, status=202)
         served.json("POST", "/v1/tokens", {"role": "viewer", "name": "grafana"}, status=201)
         served.request("GET", "/v1/jobs", token="a-wrong-token-here")
+        served.request("GET", f"/v1/jobs/{JOB}/labels", token="a-wrong-token-here")
+        served.request("POST", f"/flink/applications/{JOB}", {}, token="a-wrong-token-here")
+        served.request("GET", f"/v1/jobs/{JOB}x", token="a-wrong-token-here")
         served.json("GET", "/v1/jobs")
     lines = read_audit(str(tmp_path))
     assert [(line.kind, line.request, line.status, line.role) for line in lines] == [
@@ -442,8 +445,11 @@ def test_changes_and_refusals_of_a_service_are_on_record(tmp_path: Path) -> None
         ("request", "stop", 202, "admin"),
         ("request", "issue a token", 201, "admin"),
         ("refused", "GET /v1/jobs", 401, ""),
+        ("refused", f"GET /v1/jobs/{JOB}/labels", 401, ""),
+        ("refused", f"POST /flink/applications/{JOB}", 401, ""),
+        ("refused", f"GET /v1/jobs/{JOB}x", 401, ""),
     ]
-    assert lines[1].job == JOB
+    assert [line.job for line in lines] == ["", JOB, "", "", JOB, JOB, ""]
     assert "of role viewer" in lines[2].subject
     content = b"".join(path.read_bytes() for path in (tmp_path / AUDIT_FOLDER).iterdir())
     for secret in (TOKEN, "a-wrong-token-here", "hft_"):

@@ -175,6 +175,21 @@ def test_command_shows_records_gaps_and_damage(served: Served, coordinator: Fake
             {"request_kind": "stop_savepoint", "reason": None, "checkpoint_id": 5, "location": "/s"},
             "stop-savepoint is complete: id 5 at /s",
         ),
+        (
+            "request",
+            {"request_kind": "stop_savepoint", "reason": "coordinator_shutdown", "message": ""},
+            "stop-savepoint failed, the job was cancelled or has failed",
+        ),
+        (
+            "request",
+            {"request_kind": "savepoint", "reason": "declined", "message": "no room"},
+            "savepoint failed, declined: no room",
+        ),
+        (
+            "checkpoint",
+            {"id": 4, "checkpoint_kind": "checkpoint", "status": "FAILED", "reason": "coordinator_shutdown", "message": ""},
+            "checkpoint 4 failed, the job was cancelled or has failed",
+        ),
         ("state", {"unknown": 1}, "unknown=1"),
         ("checkpoint", {"id": 1, "checkpoint_kind": 5, "status": "COMPLETED"}, "id=1, checkpoint_kind=5, status=COMPLETED"),
         ("later kind", {"a": 1}, "a=1"),

@@ -253,6 +253,19 @@ def test_a_job_that_has_ended(state: str, verdict: Verdict) -> None:
     assert state in found.safe.why
     assert found.safe.why.isprintable()
     assert "keeps no checkpoint" in found.resume.why
+    assert "keeps no checkpoint" in found.safe.why
+    assert [("no such carrier" in each.why) for each in (found.safe, found.slow, found.resume)].count(True) == (state == "FAILED")
+
+
+def test_a_failed_job_tells_once_why_and_how_old_what_it_keeps_is() -> None:
+    it = Built(status=None)
+    it.state, it.schedule, it.changes = "FAILED", None, {"failure": "ValueError: no such carrier"}
+    found = derive_health(replace(it.made(), drills=(drill(38, PASSED, 20_000),)))
+    assert found.safe.why.startswith("the job has FAILED: ValueError: no such carrier; it keeps checkpoint 40, which began ")
+    assert found.safe.why.endswith(" ago")
+    assert (found.safe.checkpoint_id, found.safe.drilled_ms >= 0) == (40, True)
+    assert found.slow.why == "the job has FAILED"
+    assert found.resume.why == "it keeps checkpoint 40; the job has FAILED"
 
 
 def test_an_ended_job_names_what_it_keeps() -> None:
