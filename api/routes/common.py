@@ -62,9 +62,10 @@ async def service_of(request: Request) -> Coordinator:
 Service = Annotated[Coordinator, Depends(service_of)]
 
 
-async def _directories(request: Request) -> SnapshotDirectories:
+async def _directories(request: Request, service: Service) -> SnapshotDirectories:
+    """The one rule of where snapshots may be read and disposed of."""
     settings = request.app.state.settings
-    return SnapshotDirectories((settings.location, *settings.snapshot_dirs))
+    return SnapshotDirectories((settings.location, *settings.snapshot_dirs), places=service.savepoint_places)
 
 
 Directories = Annotated[SnapshotDirectories, Depends(_directories)]

@@ -1,4 +1,5 @@
-"""Snapshots that the service shows: those below its state directory and the configured directories, no others.
+"""Snapshots that the service shows, and may dispose of: those below its state directory and the configured directories, and those
+that jobs have elsewhere. No others.
 
 Any caller with a token may send a path. It is resolved first, symbolic links followed, and then compared with the directories."""
 
@@ -25,39 +26,43 @@ DIRECTORIES_NAMED_MAX = 10
 
 
 class SnapshotDirectories:
-    """Directories below which snapshots may be read."""
+    """Directories below which snapshots may be read, and where jobs have savepoints besides."""
 
-    def __init__(self, directories: Iterable[str], *, folders: Iterable[str] = ()) -> None:
-        """The first directory is the state directory; relative paths are below it. `folders`: of single snapshots, resolved."""
+    def __init__(
+        self, directories: Iterable[str], *, folders: Iterable[str] = (), places: Callable[[], SavepointPlaces] = SavepointPlaces
+    ) -> None:
+        """The first directory is the state directory; relative paths are below it. `folders`: of single snapshots, resolved.
+        `places`: where jobs have savepoints; called if no directory contains a path."""
         self._directories = [_resolved(directory) for directory in directories]
         self._folders = frozenset(folders)
+        self._places = places
 
-    def with_savepoints(self, places: SavepointPlaces) -> SnapshotDirectories:
+    def with_savepoints(self) -> SnapshotDirectories:
         """These directories, and where jobs have savepoints: the directories that they name, except the root, and single
         folders."""
+        places = self._places()
         named = sorted(place for place in map(_resolved_place, places.directories) if place not in ("", "/"))
         directories = dict.fromkeys([*self._directories, *named])
         return SnapshotDirectories(directories, folders=frozenset(map(_resolved_place, places.folders)) - {""})
 
     def open(self, path: str) -> Snapshot:
         """Open a snapshot. Raises InvalidConfigError for a path that leads outside, also through a savepoint's pointer, or as
-        `Snapshot`."""
+        `confine_savepoint` and `Snapshot`."""
         from holdfast.api.snapshots.snapshot import (
             Snapshot,  # imports pyarrow: a third of a second that a coordinator's start saves
         )
 
-        snapshot = Snapshot(self._confined(path))
-        self._confined(snapshot.location)
+        snapshot = Snapshot(self.confine_savepoint(path))
+        self.confine_savepoint(snapshot.location)  # that of a savepoint's pointer is another one
         return snapshot
 
-    def confine_savepoint(self, path: str, places: Callable[[], SavepointPlaces]) -> str:
-        """Resolved folder of a savepoint. `places`: called if no shown directory contains it.
-
-        Raises InvalidConfigError unless it lies where snapshots are shown or jobs have savepoints."""
+    def confine_savepoint(self, path: str) -> str:
+        """Resolved folder of a snapshot. Raises InvalidConfigError unless it lies where snapshots are shown or jobs have
+        savepoints, RecoveringError if that is not known yet."""
         try:
             return self._folder(path)
         except InvalidConfigError:
-            return self.with_savepoints(places())._folder(path)
+            return self.with_savepoints()._folder(path)
 
     def _folder(self, path: str) -> str:
         """Folder of a snapshot, or of its `_metadata`. The result has to be confined again, as a directory itself is no
@@ -83,7 +88,8 @@ class SnapshotDirectories:
             named = ", ".join(self._directories[:DIRECTORIES_NAMED_MAX])
             more = ", ..." if len(self._directories) > DIRECTORIES_NAMED_MAX else ""
             raise InvalidConfigError(
-                f"{path!r} lies in none of the directories whose snapshots are shown: {named}{more} (HOLDFAST_SNAPSHOT_DIRS)",
+                f"{path!r} lies in none of the directories whose snapshots are shown, and no job has a savepoint there: "
+                f"{named}{more} (HOLDFAST_SNAPSHOT_DIRS)",
                 path=path,
             )
         return resolved

@@ -31,6 +31,7 @@ from holdfast.coordinator.views import (
     JobOverviewView,
     JobView,
     Moment,
+    SavepointPlaces,
     ScheduleView,
 )
 from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError
@@ -59,6 +60,7 @@ class PublishedJob:
     """Of a job that has not ended."""
     cut: CutView | None
     """What a restart would restore; its location relative to the state directory."""
+    savepoint_places: SavepointPlaces
     _job: JobView
     """Without vertices."""
     _execution: CapturedExecution
@@ -205,9 +207,18 @@ def capture(master: JobMaster, changes: int, wall_ms: int, *, monotonic_ms: int)
         series=master.series.capture(),
         schedule=master.coordinator.schedule(monotonic_ms) if not master.state.is_terminal else None,
         cut=_cut(master),
+        savepoint_places=view_savepoint_places(master),
         _job=job,
         _execution=execution.capture(master.slot_pool.hosts()),
     )
+
+
+def view_savepoint_places(master: JobMaster) -> SavepointPlaces:
+    return SavepointPlaces(savepoint_directories(master.setup.graph.config), master.triggers.savepoints())
+
+
+def savepoint_directories(config: JobConfig) -> frozenset[str]:
+    return frozenset({config.savepoint_directory} if config.savepoint_directory else ())
 
 
 def _cut(master: JobMaster) -> CutView | None:

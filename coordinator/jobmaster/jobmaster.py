@@ -73,6 +73,8 @@ class TriggerRegister:
     def __init__(self, known: Iterable[TriggerView] = ()) -> None:
         self._triggers: OrderedDict[str, TriggerView] = OrderedDict((view.trigger_id, view) for view in known)
         self._cancel_after: set[str] = set()
+        self._savepoints: frozenset[str] | None = None
+        """Kept for the next view; None: not looked for since a trigger changed."""
 
     def get(self, trigger_id: str) -> TriggerView | None:
         return self._triggers.get(trigger_id)
@@ -92,6 +94,7 @@ class TriggerRegister:
         view = self._triggers.get(trigger_id)
         if view is not None:
             self._triggers[trigger_id] = TriggerView(trigger_id, view.kind, in_progress=True)
+            self._savepoints = None
 
     def end(self, outcome: CompleteRequest) -> bool:
         """Note an outcome; True if the job is to be cancelled now."""
@@ -99,6 +102,7 @@ class TriggerRegister:
         if view is None:
             return False
         failed = outcome.failure is not None
+        self._savepoints = None
         self._triggers[view.trigger_id] = replace(
             view,
             in_progress=False,
@@ -114,7 +118,10 @@ class TriggerRegister:
 
     def savepoints(self) -> frozenset[str]:
         """Folders of the completed savepoints."""
-        return frozenset(view.location for view in self._triggers.values() if view.kind.is_savepoint and view.location is not None)
+        if self._savepoints is None:
+            views = self._triggers.values()
+            self._savepoints = frozenset(each.location for each in views if each.kind.is_savepoint and each.location is not None)
+        return self._savepoints
 
     def _forget(self) -> None:
         for trigger_id in list(self._triggers):
@@ -122,6 +129,7 @@ class TriggerRegister:
                 return
             if not self._triggers[trigger_id].in_progress:
                 del self._triggers[trigger_id]
+                self._savepoints = None
 
 
 class JobMaster:

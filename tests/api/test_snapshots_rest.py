@@ -147,6 +147,74 @@ def test_a_pointer_to_elsewhere_is_not_followed_for_others(shown: Served, tmp_pa
     assert "lies in none of the directories" in inspect(shown, "job/chk-9", status=400)["errors"][0]
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A savepoint in a directory that is not among those that are shown."""
+    return Path(write(tmp_path, "savepoint-9", SOME, canonical=True, storage=LocalStorage(tmp_path / "jobs-own")).location)
+
+
+def reads(path: Path | str) -> list[tuple[str, str, Any]]:
+    """Every request that reads a snapshot."""
+    place = quote(str(path))
+    return [
+        ("GET", f"/v1/snapshots?path={place}", None),
+        ("GET", f"/v1/snapshots/rows?path={place}&uid={UID}&state=count", None),
+        ("GET", f"/v1/snapshots/diff?path={place}&other={place}", None),
+        ("POST", "/v1/snapshots/verify", {"path": str(path)}),
+    ]
+
+
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "{folder}/_metadata", "{folder}/", "job/chk-9"])
+def test_a_savepoint_of_a_job_is_read_wherever_the_job_has_it(
+    shown: Served, coordinator: FakeCoordinator, tmp_path: Path, elsewhere: Path, form: str
+) -> None:
+    """Whatever the page of a job lists can be opened there, by its pointer in the state directory, too."""
+    record = SavepointRecord(9, str(elsewhere), CheckpointKind.SAVEPOINT, 0, 1, "n")
+    LocalStorage(tmp_path / "state").execute(PutIfAbsent("job/chk-9/_metadata", encode_record(record)))
+    path = form.format(folder=elsewhere)
+    for method, place, body in reads(path):
+        assert "lies in none of the directories" in shown.json(method, place, body, status=400)["errors"][0]
+    for places in (SavepointPlaces(frozenset({str(elsewhere.parent)})), SavepointPlaces(folders=frozenset({str(elsewhere)}))):
+        coordinator.places = places
+        for method, place, body in reads(path):
+            assert shown.json(method, place, body)
+        assert inspect(shown, path)["location"] == str(elsewhere)
+
+
+def test_what_a_job_names_opens_no_way_out(shown: Served, coordinator: FakeCoordinator, tmp_path: Path, elsewhere: Path) -> None:
+    """A setting comes from whoever submits a job: no root, nothing relative, and links are followed before it is judged."""
+    named = tmp_path / "named"
+    (named / "inner").mkdir(parents=True)
+    (named / "link").symlink_to(elsewhere)
+    (named / "inner" / "_metadata").symlink_to(elsewhere / "_metadata")
+    (named / "_metadata").write_bytes((elsewhere / "_metadata").read_bytes())
+    record = SavepointRecord(9, str(elsewhere), CheckpointKind.SAVEPOINT, 0, 1, "n")
+    LocalStorage(named).execute(PutIfAbsent("pointer/_metadata", encode_record(record)))
+    folders = frozenset({f"{elsewhere}8", f"{named}/inner", f"{named}/../jobs-own/savepoint-9", "/"})
+    directories = frozenset({"/", "file:///", ".", "..", "s3://", f"{named}/../jobs-own", str(named)})
+    coordinator.places = SavepointPlaces(directories, folders)
+    ways = ("link", "inner", "", "_metadata", "../jobs-own/savepoint-9", "pointer")
+    others = (str(elsewhere), "../jobs-own/savepoint-9", f"file://{named}/%2e%2e/jobs-own/savepoint-9")
+    for path in (*others, *(f"{named}/{way}" for way in ways)):
+        for method, place, body in reads(path):
+            answer = shown.json(method, place, body, status=400)
+            assert "lies in none of the directories" in answer["errors"][0], (method, place)
+
+
+def test_who_may_read_does_not_depend_on_where_a_savepoint_lies(
+    shown: Served, coordinator: FakeCoordinator, elsewhere: Path
+) -> None:
+    coordinator.places = SavepointPlaces(folders=frozenset({str(elsewhere)}))
+
+    def statuses(**token: Any) -> list[int]:
+        issued = shown.json("POST", "/v1/tokens", token, status=201)["token"]
+        return [shown.request(method, place, body, token=issued).status for method, place, body in reads(elsewhere)]
+
+    assert statuses(role="operator") == [200, 200, 200, 200]
+    assert statuses(role="viewer") == [200, 403, 403, 200]
+    assert statuses(role="operator", job="ab" * 16) == [403, 403, 403, 403]
+
+
 def test_s3_prefixes_are_compared_by_whole_names() -> None:
     directories = SnapshotDirectories(("s3://bucket/state", "/data/kept"))
     assert directories.confine("s3://bucket/state/job/chk-1") == "s3://bucket/state/job/chk-1"
@@ -158,15 +226,15 @@ def test_s3_prefixes_are_compared_by_whole_names() -> None:
 
 
 def test_places_of_savepoints_on_s3_are_those_of_jobs_alone() -> None:
-    shown = SnapshotDirectories(("s3://bucket/state",))
     places = SavepointPlaces(frozenset({"s3://bucket/own/", "s3://bucket/../x", "s3://"}), frozenset({"s3://other/once/savepoint-1"}))
+    shown = SnapshotDirectories(("s3://bucket/state",), places=lambda: places)
     for path in ("s3://bucket/own/savepoint-1", "s3://bucket/own/savepoint-1/_metadata", "s3://other/once/savepoint-1/_metadata"):
         with pytest.raises(InvalidConfigError):
             shown.confine(path)
-        assert shown.confine_savepoint(path, lambda: places) == path.removesuffix("/_metadata")
+        assert shown.confine_savepoint(path) == path.removesuffix("/_metadata")
     for path in ("s3://bucket/owner/a", "s3://bucket/own", "s3://bucket/own/../a", "s3://other/once/savepoint-2", "s3://other/once"):
         with pytest.raises(InvalidConfigError):
-            shown.confine_savepoint(path, lambda: places)
+            shown.confine_savepoint(path)
 
 
 def test_verifications_are_bounded(shown: Served, savepoint: Path) -> None:

@@ -61,13 +61,13 @@ def make_graph(name: str) -> JobGraph:
     return JobGraph(name, tuple(map(vertex, range(len(NAMES)))), edges, JobConfig())
 
 
-def write_snapshots(state_dir: Path) -> tuple[Path, Path]:
-    """A checkpoint and a savepoint, with rows."""
+def write_snapshots(state_dir: Path, savepoints: Path) -> tuple[Path, Path]:
+    """A checkpoint, and a savepoint in a directory of its own, with rows."""
     storage = LocalStorage(state_dir)
     old = Contents(count={f"customer-{number}": number for number in range(120)}, tags={"AA": {"t": 1, MARKUP: 2}})
     new = Contents(count={f"customer-{number}": number + number % 3 for number in range(1, 125)}, tags={"AA": {"t": 1}})
     checkpoint = write(state_dir, f"{JOB}/chk-19", old, kind="filesystem", storage=storage)
-    savepoint = write(state_dir, f"{JOB}/savepoint-20", new, canonical=True, storage=storage)
+    savepoint = write(savepoints, "savepoint-20", new, canonical=True, storage=LocalStorage(savepoints))
     return Path(checkpoint.location), Path(savepoint.location)
 
 

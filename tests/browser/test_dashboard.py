@@ -15,6 +15,7 @@ from holdfast.chaos.campaign.campaign import Finding
 from holdfast.chaos.campaign.summary import Failure, Tally
 from holdfast.chaos.faults.faults import Fault
 from holdfast.chaos.page import render_finding
+from holdfast.coordinator.views import SavepointPlaces
 from tests.api.fakes import JOB, TOKEN, Served, serving
 from tests.browser.browser import NARROW, Browser, chromium
 from tests.browser.staged import MARKUP, MARKUP_JOB, NAMES, VERTICES, StagedCoordinator, write_snapshots
@@ -24,13 +25,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> StagedCoordinator:
-    checkpoint, savepoint = write_snapshots(tmp_path_factory.mktemp("state") / "state")
-    return StagedCoordinator(checkpoint_path=str(checkpoint), savepoint_path=str(savepoint))
+    folder = tmp_path_factory.mktemp("state")
+    checkpoint, savepoint = write_snapshots(folder / "state", folder / "savepoints")
+    places = SavepointPlaces(directories=frozenset({str(savepoint.parent)}))
+    return StagedCoordinator(checkpoint_path=str(checkpoint), savepoint_path=str(savepoint), places=places)
 
 
 @pytest.fixture(scope="module")
 def served(coordinator: StagedCoordinator) -> Iterator[Served]:
-    with serving(coordinator, Path(coordinator.savepoint_path).parents[1]) as running:
+    with serving(coordinator, Path(coordinator.checkpoint_path).parents[1]) as running:
         yield running
 
 
@@ -186,9 +189,8 @@ def test_a_savepoint_is_taken_and_shown(browser: Browser, coordinator: StagedCoo
 
 
 def test_a_savepoint_is_disposed_of_only_by_whoever_types_its_name(browser: Browser, coordinator: StagedCoordinator) -> None:
-    state = Path(coordinator.savepoint_path).parents[1] / "disposed"
-    write_snapshots(state)
-    victim = state / JOB / "savepoint-20"
+    disposed = Path(coordinator.savepoint_path).parent / "disposed"
+    _, victim = write_snapshots(disposed / "state", disposed)
     browser.go(path_of(str(victim)))
     browser.button("Dispose of it").click()
     browser.find("dialog[open] input[name=confirm]").send_keys(Keys.ENTER)

@@ -255,14 +255,13 @@ async def stop(
 )
 def dispose(
     request: Request,
-    service: Service,
     directories: Directories,
     disposals: KnownDisposals,
     body: Annotated[checkpoints_of.SavepointDisposalRequest, Depends(body_of(checkpoints_of.SavepointDisposalRequest))],
 ) -> checkpoints_of.TriggerAccepted:
     """Begin to delete a savepoint. `savepoint-path`: a folder or its `_metadata`; a relative one is below the state directory."""
     request.scope[SUBJECT] = body.savepoint_path
-    location = directories.confine_savepoint(body.savepoint_path, service.savepoint_places)
+    location = directories.confine_savepoint(body.savepoint_path)
     return checkpoints_of.TriggerAccepted(request_id=disposals.begin(location, body.triggerId))
 
 

@@ -116,7 +116,7 @@ def forget(
     elif not body.to:
         raise InvalidConfigError("a stopped job needs a directory for the savepoint without the key", setting="to")
     else:
-        to = _place(directories.with_savepoints(service.savepoint_places()), body.to, location)
+        to = _place(directories.with_savepoints(), body.to, location)
     wanted = ForgetRequest(location, job_id, states, body.key, to, body.keep_history, 1)
     return _render(known.begin(wanted, secrets.token_hex(16), time.time_ns() // 1_000_000, erasure))
 

@@ -9,18 +9,16 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.barriers.jobgraph import JobConfig
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
-from holdfast.coordinator.dispatcher.published import Look, MomentNow
+from holdfast.coordinator.dispatcher.published import Look, MomentNow, savepoint_directories, view_savepoint_places
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, derive_config
 from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.jobmaster.execution import Execution
-from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.series import METRICS, RESOLUTIONS_MS, CapturedSeries
 from holdfast.coordinator.restore.branches import parent_of
 from holdfast.coordinator.views import (
@@ -124,19 +122,11 @@ def _last_written_ms(job: RecordedJob) -> int:
     return max(times, default=-1)
 
 
-def view_savepoint_places(master: JobMaster) -> SavepointPlaces:
-    return SavepointPlaces(_directories(master.setup.graph.config), master.triggers.savepoints())
-
-
 def view_recorded_savepoint_places(job: RecordedJob) -> SavepointPlaces:
     decisions = [checkpoint.decision for checkpoint in job.checkpoints.values()]
     folders = frozenset(decision.folder for decision in decisions if isinstance(decision, SavepointRecord))
     record = job.newest_submission
-    return SavepointPlaces(_directories(record.graph.config) if record is not None else frozenset(), folders)
-
-
-def _directories(config: JobConfig) -> frozenset[str]:
-    return frozenset({config.savepoint_directory} if config.savepoint_directory else ())
+    return SavepointPlaces(savepoint_directories(record.graph.config) if record is not None else frozenset(), folders)
 
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
@@ -341,9 +331,11 @@ class Queries:
     def savepoint_places(self) -> SavepointPlaces:
         self._recovery.check_all()  # savepoints in a place that is missing here would be taken for unused ones
         services = self._registry.services()
-        futures = [service.query(view_savepoint_places) for service in services]
+        looks, unseen = self._calls.looks_of_all(services)
+        futures = [service.query(view_savepoint_places) for service in unseen]
         known = {service.job_id for service in services}
         places = [view_recorded_savepoint_places(job) for job in self._registry.recorded_jobs() if job.job_id not in known]
+        places += [look.published.savepoint_places for look in looks]
         places += [self._calls.wait_for(future) for future in futures]
         return SavepointPlaces(
             directories=frozenset().union(*(place.directories for place in places)),

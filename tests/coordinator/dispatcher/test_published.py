@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, Heartbeat, OperatorMetrics, SubtaskMetrics, TaskState
+from holdfast.coordinator.checkpoints.actions import CompleteRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.dispatcher import published
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob, capture, wait_for_look
 from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
+from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError, StorageUnavailableError
 from tests.coordinator.dispatcher.test_dispatcher import JOB, deployed, register, submitted
 from tests.coordinator.doubles import submission, word_count
@@ -153,6 +156,28 @@ def test_what_a_trigger_poll_said_is_in_the_next_view() -> None:
     assert view is not None
     _, coming = process.service(JOB).look()
     assert coming is not None
+
+
+def test_a_savepoint_that_a_trigger_poll_told_of_is_among_the_places_of_savepoints_and_readers_take_no_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = started()
+    session = register(process, 0).session
+    settled(process)
+    assert queries(process).savepoint_places() == SavepointPlaces()
+    triggers = process.service(JOB)._master.triggers
+    triggers.begin("t" * 32, CheckpointKind.SAVEPOINT)
+    completed = CompletedCheckpoint(7, CheckpointKind.SAVEPOINT, "/once/savepoint-7", 1_000)
+    triggers.end(CompleteRequest(CheckpointRequest(CheckpointKind.SAVEPOINT, "t" * 32), 7, completed))
+    beat(process, session)
+    process.wait_for(process.service(JOB).query(lambda master: master.triggers.get("t" * 32)))
+    settled(process)
+
+    def refuse(read: object) -> None:
+        pytest.fail("a reader took a turn")
+
+    monkeypatch.setattr(process.service(JOB), "query", refuse)
+    assert queries(process).savepoint_places() == SavepointPlaces(folders=frozenset({"/once/savepoint-7"}))
 
 
 def test_new_state_of_the_job_is_in_the_next_view() -> None:
