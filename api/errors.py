@@ -49,6 +49,12 @@ class BodyTooLargeError(InvalidConfigError):
     size_max: int
 
 
+class HeadTooLargeError(InvalidConfigError):
+    """The head of a request is larger than the service accepts."""
+
+    size_max: int
+
+
 class UnsupportedMediaTypeError(InvalidConfigError):
     """A request's body has a content type that its route does not take."""
 
@@ -109,6 +115,7 @@ _STATUS: tuple[tuple[type[HoldfastError], int], ...] = (
     (FencedError, 409),
     (JobExistsError, 409),
     (TooManyRequestsError, 429),
+    (HeadTooLargeError, 431),
     (SnapshotLabelledError, 409),
     (StorageUnavailableError, 503),
     (InvalidConfigError, 400),
@@ -124,6 +131,7 @@ _OWN = (
     ConnectionLostError,
     FlinkUiError,
     ForeignOriginError,
+    HeadTooLargeError,
     MethodNotAllowedError,
     NoCounterpartError,
     RemoteError,

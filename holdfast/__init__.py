@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.api.errors import ConnectionLostError as ConnectionLostError
     from holdfast.api.errors import FlinkUiError as FlinkUiError
     from holdfast.api.errors import ForeignOriginError as ForeignOriginError
+    from holdfast.api.errors import HeadTooLargeError as HeadTooLargeError
     from holdfast.api.errors import MethodNotAllowedError as MethodNotAllowedError
     from holdfast.api.errors import NoCounterpartError as NoCounterpartError
     from holdfast.api.errors import RemoteError as RemoteError
@@ -234,6 +235,7 @@ _EXPORTS = {
         "ConnectionLostError",
         "FlinkUiError",
         "ForeignOriginError",
+        "HeadTooLargeError",
         "MethodNotAllowedError",
         "NoCounterpartError",
         "RemoteError",

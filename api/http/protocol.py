@@ -1,13 +1,16 @@
 """SHELL: uvicorn's HTTP/1.1 protocol with a connection budget: reports the events of h11 to the core, closes what the core returns.
 
 uvicorn alone bounds nothing but idle connections: a head may take any time, and silent connections fill its limit. h11 and not
-httptools, which buffers a head of any length. One event loop and its thread own all of this."""
+httptools, which buffers a head of any length. h11 itself bounds what waits for its end alone: a head that came whole may have any
+length, so it gets what came in pieces. One event loop and its thread own all of this."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import Counter
+from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 import h11
@@ -16,6 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from holdfast.api.errors import HeadTooLargeError, encode_error
 from holdfast.api.http.connection_budget import (
     Accepted,
     BodyBudget,
@@ -34,6 +38,9 @@ from holdfast.api.http.connection_budget import (
     SendingStopped,
 )
 from holdfast.api.http.joining import JoinedTransport
+from holdfast.api.http.page_headers import API_HEADERS
+from holdfast.api.http.request_ids import HEADER, new_id
+from holdfast.statebackends.errors import HoldfastError, ProtocolError
 
 log = logging.getLogger("holdfast.api")
 
@@ -43,8 +50,13 @@ TICK_S = 0.25
 REPORT_S = 10.0
 """Seconds between two log lines about closed connections: a flood must not fill the log."""
 
+HEAD_BYTES_MAX = 16 * 1024
+"""Of the head of a request, its first line and the empty one at its end included."""
+
 _CONNECTION = "holdfast.connection"
 _ANSWERED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
+_HEARD = (h11.IDLE, h11.SEND_BODY, h11.MUST_CLOSE)
+"""States of a caller whose bytes h11 looks at: a request that is complete has to be answered before it looks at the next one."""
 
 _quiet = logging.getLogger("holdfast.api.http")
 """Replaces uvicorn's logger, which writes a line for each malformed request."""
@@ -66,7 +78,7 @@ class ConnectionGuard:
         self.budget = ConnectionBudget(limits)
         self.bodies = bodies
         self.malformed = 0
-        """Requests that were not HTTP, since the start."""
+        """Requests that were not HTTP, or had too large a head, since the start."""
         self._protocols: dict[int, Guarded] = {}
         self._unsent: dict[int, int] = {}
         """Connection whose socket is full -> bytes that waited for it at the last check."""
@@ -153,6 +165,7 @@ class GuardedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
         self.logger = _quiet
+        self.conn = h11.Connection(h11.SERVER, HEAD_BYTES_MAX - 1)  # so many may wait for their end: one more byte has to be it
         self.guard = guard
         self.caller = CallerKind.UNKNOWN
         self.number = 0
@@ -162,6 +175,10 @@ class GuardedProtocol(H11Protocol):
         """Of a connection with TLS: what carries its bytes."""
         self._phase = Phase.HEAD
         self._has_answered = False
+        self._unparsed = bytearray()
+        """What has come, and h11 has not been given yet."""
+        self._is_refused = False
+        """What came was no request, and that was answered: what else comes is dropped."""
 
     def prove(self, caller: CallerKind) -> None:
         """Note that the caller is at least of this kind."""
@@ -181,11 +198,30 @@ class GuardedProtocol(H11Protocol):
             self.number = self.guard.accept(self, self.client[0] if self.client else "")
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         was = self._phase
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._unparsed += data
+        self._parse()
         self._check_phase()
         if was is Phase.BODY and self._phase is Phase.BODY:
             self.guard.handle(BodyReceived(self.number, len(data)), self.loop)
+
+    def handle_events(self) -> None:
+        """uvicorn calls it when the turn of the next request has come."""
+        super().handle_events()
+        self._parse()
+
+    def _parse(self) -> None:
+        """Give h11 what has come, never more than the head of one request may have: what it has without an end, it refuses."""
+        while self._unparsed and self.conn.their_state in _HEARD and not self.transport.is_closing():
+            room = HEAD_BYTES_MAX - len(self.conn.trailing_data[0])
+            self.conn.receive_data(bytes(self._unparsed[:room]))
+            del self._unparsed[:room]
+            super().handle_events()
+        if self._unparsed:
+            self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
         self._has_answered = True
@@ -215,13 +251,33 @@ class GuardedProtocol(H11Protocol):
         self.guard.forget(self.number, self.loop)
 
     def send_400_response(self, msg: str) -> None:
-        """Send no second answer: the request may have been answered already, or be about to; nothing is logged about it."""
+        """uvicorn calls it while it handles the error of h11. Send no second answer: the request may have been answered already, or
+        be about to; nothing is logged about it."""
         self.guard.malformed += 1
+        self._unparsed.clear()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            self._refuse(_described(sys.exception()))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: HoldfastError) -> None:
+        """Answer, and say no more. The other side may still be sending, and bytes that nobody reads would reset the connection
+        before it has read the answer: so they are read and dropped, as long as the drain of a body may take."""
+        wire = encode_error(error)
+        headers = [*self.server_state.default_headers, *API_HEADERS, (HEADER, new_id()), (b"Connection", b"close")]
+        headers += [(name.encode(), value.encode()) for name, value in wire.headers.items()]
+        headers.append((b"Content-Length", str(len(wire.body)).encode()))
+        reason = HTTPStatus(wire.status).phrase.encode()
+        answer = h11.Response(status_code=wire.status, headers=headers, reason=reason)
+        for event in (answer, h11.Data(wire.body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self._is_refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.flow.resume_reading()
         else:
             self.transport.close()
 
@@ -240,6 +296,13 @@ class GuardedProtocol(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             return Phase.DRAINING if answered else Phase.BODY
         return Phase.DRAINING if answered else Phase.ANSWERING
+
+
+def _described(error: BaseException | None) -> HoldfastError:
+    """What h11 says of a request, as an error of the service."""
+    if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+        return HeadTooLargeError(f"the request's head is larger than {HEAD_BYTES_MAX} bytes", size_max=HEAD_BYTES_MAX)
+    return ProtocolError(f"it is no request of HTTP/1.1: {error}")
 
 
 def connection_of(scope: Scope) -> GuardedProtocol | None:

@@ -19,7 +19,11 @@ _FIT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 def named(scope: Scope) -> bytes:
     """The id of a request: its caller's own, if that is fit, or a new one."""
     given = next((value for key, value in scope["headers"] if key == HEADER), b"")
-    return given if _FIT.fullmatch(given) else secrets.token_hex(8).encode()
+    return given if _FIT.fullmatch(given) else new_id()
+
+
+def new_id() -> bytes:
+    return secrets.token_hex(8).encode()
 
 
 class NameRequests:

@@ -41,6 +41,7 @@ NAMES = [
 """Names that users had before packages of other names were no longer needed beside this one; none of them goes."""
 
 ERRORS_SINCE = {
+    "HeadTooLargeError",
     "MethodNotAllowedError",
     "UnsupportedMediaTypeError",
     "TooManyRequestsError",

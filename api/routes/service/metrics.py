@@ -397,7 +397,8 @@ class ConnectionCollector(Collector):
         for reason in CloseReason:
             closed.add_metric((reason.value,), budget.closed[reason])
         yield closed
-        yield CounterMetricFamily("holdfast_requests_malformed", "Requests that were not HTTP.", value=self._guard.malformed)
+        text = "Requests that were not HTTP, or whose head was too large."
+        yield CounterMetricFamily("holdfast_requests_malformed", text, value=self._guard.malformed)
         yield GaugeMetricFamily("holdfast_request_body_bytes", "Bytes held of large request bodies.", value=bodies.held)
         yield CounterMetricFamily("holdfast_request_bodies_refused", "Bodies there was no room for.", value=bodies.refused)
 
