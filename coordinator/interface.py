@@ -304,6 +304,10 @@ class Coordinator(Protocol):
 
         Raises RecoveringError while any job is not recovered yet."""
 
+    def published_savepoint_places(self) -> SavepointPlaces:
+        """As `savepoint_places`, as jobs publish them: what may be read, never what may be deleted. A job that can't be shown is
+        left out. It takes no turn of a job."""
+
     def cluster(self) -> ClusterView: ...
 
     # -- life

@@ -469,6 +469,9 @@ class CoordinatorService:
     def savepoint_places(self) -> SavepointPlaces:
         return self._queries.savepoint_places()
 
+    def published_savepoint_places(self) -> SavepointPlaces:
+        return self._queries.published_savepoint_places()
+
     def cluster(self) -> ClusterView:
         return self._queries.cluster()
 

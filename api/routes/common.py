@@ -30,6 +30,7 @@ from holdfast.barriers import codec
 from holdfast.barriers.messages import clip
 from holdfast.barriers.tunable import NAME_BYTES_SHOWN_MAX
 from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import InvalidConfigError
 
 JobId = Annotated[str, Path(alias="jobid", pattern=schemas.ID_PATTERN, description="32 lower-case hex digits")]
@@ -62,13 +63,24 @@ async def service_of(request: Request) -> Coordinator:
 Service = Annotated[Coordinator, Depends(service_of)]
 
 
-async def _directories(request: Request, service: Service) -> SnapshotDirectories:
+def _directories(request: Request, places: Callable[[], SavepointPlaces]) -> SnapshotDirectories:
     """The one rule of where snapshots may be read and disposed of."""
     settings = request.app.state.settings
-    return SnapshotDirectories((settings.location, *settings.snapshot_dirs), places=service.savepoint_places)
+    return SnapshotDirectories((settings.location, *settings.snapshot_dirs), places=places)
 
 
-Directories = Annotated[SnapshotDirectories, Depends(_directories)]
+async def _shown_directories(request: Request, service: Service) -> SnapshotDirectories:
+    return _directories(request, service.published_savepoint_places)
+
+
+async def _held_directories(request: Request, service: Service) -> SnapshotDirectories:
+    return _directories(request, service.savepoint_places)
+
+
+ShownDirectories = Annotated[SnapshotDirectories, Depends(_shown_directories)]
+"""For reading: it takes no turn of a job."""
+HeldDirectories = Annotated[SnapshotDirectories, Depends(_held_directories)]
+"""For writing and deleting: where jobs have savepoints is asked of the jobs, as no view is trusted for that."""
 
 
 async def _disposals(request: Request) -> Disposals:

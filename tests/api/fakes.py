@@ -550,6 +550,10 @@ class FakeCoordinator:
         return Situation(make_job(self.state), self.config, make_stats(), None, schedule, cut, {"in": 1_200})
 
     def savepoint_places(self) -> SavepointPlaces:
+        self._called("savepoint_places")
+        return self.places
+
+    def published_savepoint_places(self) -> SavepointPlaces:
         return self.places
 
     def cluster(self) -> ClusterView:

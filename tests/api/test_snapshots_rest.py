@@ -261,3 +261,14 @@ def test_further_directories_are_a_setting(tmp_path: Path) -> None:
     assert server_settings(environment).snapshot_dirs == ("/data/kept", "s3://bucket/kept")
     with pytest.raises(InvalidConfigError, match="HOLDFAST_SNAPSHOT_DIRS names 'kept'"):
         server_settings({**environment, "HOLDFAST_SNAPSHOT_DIRS": "kept"})
+
+
+def test_a_read_takes_no_turn_of_a_job_and_a_deletion_trusts_no_view(
+    shown: Served, coordinator: FakeCoordinator, elsewhere: Path
+) -> None:
+    coordinator.places = SavepointPlaces(folders=frozenset({str(elsewhere)}))
+    for method, place, body in reads(elsewhere):
+        assert shown.json(method, place, body)
+    assert ("savepoint_places",) not in coordinator.calls
+    shown.json("POST", "/v1/savepoint-disposal", {"savepoint-path": str(elsewhere)}, status=202)
+    assert ("savepoint_places",) in coordinator.calls

@@ -344,7 +344,7 @@ def test_places_of_savepoints_are_known_of_jobs_that_are_led_and_of_jobs_on_reco
     finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / "file"), trigger_id="6" * 32))
     (folder,) = (tmp_path / "once").glob("savepoint-*")
     expected = SavepointPlaces(frozenset({str(tmp_path / "own")}), frozenset({str(folder)}))
-    assert service.savepoint_places() == expected
+    assert service.savepoint_places() == service.published_savepoint_places() == expected
     service.close()
     again = open_service()
     assert again.savepoint_places() == expected
@@ -354,7 +354,7 @@ def test_places_of_savepoints_are_known_of_jobs_that_are_led_and_of_jobs_on_reco
         worker.register()
     again.cancel(crew.job_id)
     crew.until_state("CANCELED")
-    assert again.savepoint_places() == expected
+    assert again.savepoint_places() == again.published_savepoint_places() == expected
     again.close()
     assert open_service().savepoint_places() == expected
 

@@ -13,7 +13,7 @@ from holdfast.api.http.request_log import SUBJECT
 from holdfast.api.routes.common import (
     ERRORS,
     CheckpointNumber,
-    Directories,
+    HeldDirectories,
     JobId,
     KnownDisposals,
     Service,
@@ -255,7 +255,7 @@ async def stop(
 )
 def dispose(
     request: Request,
-    directories: Directories,
+    directories: HeldDirectories,
     disposals: KnownDisposals,
     body: Annotated[checkpoints_of.SavepointDisposalRequest, Depends(body_of(checkpoints_of.SavepointDisposalRequest))],
 ) -> checkpoints_of.TriggerAccepted:

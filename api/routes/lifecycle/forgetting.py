@@ -11,7 +11,7 @@ from pydantic import Field
 
 from holdfast.api.flink import schemas
 from holdfast.api.http.request_log import SUBJECT
-from holdfast.api.routes.common import ERRORS, Directories, JobId, Service, body_of, describe_model
+from holdfast.api.routes.common import ERRORS, HeldDirectories, JobId, Service, body_of, describe_model
 from holdfast.api.snapshots.forget_process import ForgetRequest
 from holdfast.api.snapshots.forgettings import Forgetting, Forgettings
 from holdfast.api.snapshots.live_erasure import LiveErasure, is_running
@@ -99,7 +99,7 @@ Known = Annotated[Forgettings, Depends(_forgettings)]
 def forget(
     request: Request,
     service: Service,
-    directories: Directories,
+    directories: HeldDirectories,
     known: Known,
     job_id: JobId,
     body: Annotated[Forget, Depends(body_of(Forget))],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from holdfast.api.flink import schemas
-from holdfast.api.routes.common import ERRORS, Directories, Service, body_of, describe_model
+from holdfast.api.routes.common import ERRORS, Service, ShownDirectories, body_of, describe_model
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX
 from holdfast.coordinator.drills.records import Verification
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, StorageUnavailableError
@@ -63,7 +63,9 @@ def _one_of(allowed: threading.BoundedSemaphore, text: str, path: str) -> Iterat
 
 
 @router.get("")
-def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX)]) -> dict[str, Any]:
+def inspect(
+    directories: ShownDirectories, path: Annotated[str, Query(min_length=1, max_length=PATH_CHARACTERS_MAX)]
+) -> dict[str, Any]:
     """Operators, states and sizes. `path`: a folder or its `_metadata`; a relative one is below the state directory."""
     from holdfast.api.snapshots import inspection
 
@@ -72,7 +74,9 @@ def inspect(directories: Directories, path: Annotated[str, Query(min_length=1, m
 
 @router.post("/verify", openapi_extra=describe_model(schemas.VerifySnapshot))
 def verify(
-    service: Service, directories: Directories, body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))]
+    service: Service,
+    directories: ShownDirectories,
+    body: Annotated[schemas.VerifySnapshot, Depends(body_of(schemas.VerifySnapshot))],
 ) -> dict[str, Any]:
     """Check length and checksum of every file of a snapshot; answers when all are read. 503 while two others are verified. Of a
     snapshot of a job `GET /v1/jobs/:jobid/health` tells the outcome from then on."""
@@ -98,7 +102,7 @@ def verify(
 
 @router.get("/rows")
 def rows(
-    directories: Directories,
+    directories: ShownDirectories,
     path: Location,
     uid: Uid,
     state: State,
@@ -123,7 +127,7 @@ def rows(
 
 @router.get("/diff")
 def diff(
-    directories: Directories,
+    directories: ShownDirectories,
     path: Location,
     other: Location,
     uid: Annotated[str | None, Query(max_length=NAME_CHARACTERS_MAX, description="Of one operator alone")] = None,

@@ -331,12 +331,20 @@ class Queries:
     def savepoint_places(self) -> SavepointPlaces:
         self._recovery.check_all()  # savepoints in a place that is missing here would be taken for unused ones
         services = self._registry.services()
-        looks, unseen = self._calls.looks_of_all(services)
-        futures = [service.query(view_savepoint_places) for service in unseen]
+        futures = [service.query(view_savepoint_places) for service in services]
+        return self._places(services, [self._calls.wait_for(future) for future in futures])
+
+    def published_savepoint_places(self) -> SavepointPlaces:
+        self._recovery.check_all()
+        services = self._registry.services()
+        looks, _ = self._calls.looks_of_all(services)
+        return self._places(services, [look.published.savepoint_places for look in looks])
+
+    def _places(self, services: Sequence[JobMasterRunner], of_led: Sequence[SavepointPlaces]) -> SavepointPlaces:
+        """Of these jobs, which are led here, and of those on record."""
         known = {service.job_id for service in services}
         places = [view_recorded_savepoint_places(job) for job in self._registry.recorded_jobs() if job.job_id not in known]
-        places += [look.published.savepoint_places for look in looks]
-        places += [self._calls.wait_for(future) for future in futures]
+        places += of_led
         return SavepointPlaces(
             directories=frozenset().union(*(place.directories for place in places)),
             folders=frozenset().union(*(place.folders for place in places)),

@@ -164,7 +164,7 @@ def test_a_savepoint_that_a_trigger_poll_told_of_is_among_the_places_of_savepoin
     process = started()
     session = register(process, 0).session
     settled(process)
-    assert queries(process).savepoint_places() == SavepointPlaces()
+    assert queries(process).published_savepoint_places() == SavepointPlaces()
     triggers = process.service(JOB)._master.triggers
     triggers.begin("t" * 32, CheckpointKind.SAVEPOINT)
     completed = CompletedCheckpoint(7, CheckpointKind.SAVEPOINT, "/once/savepoint-7", 1_000)
@@ -177,7 +177,7 @@ def test_a_savepoint_that_a_trigger_poll_told_of_is_among_the_places_of_savepoin
         pytest.fail("a reader took a turn")
 
     monkeypatch.setattr(process.service(JOB), "query", refuse)
-    assert queries(process).savepoint_places() == SavepointPlaces(folders=frozenset({"/once/savepoint-7"}))
+    assert queries(process).published_savepoint_places() == SavepointPlaces(folders=frozenset({"/once/savepoint-7"}))
 
 
 def test_new_state_of_the_job_is_in_the_next_view() -> None:
