@@ -550,7 +550,7 @@ class FakeCoordinator:
         return Situation(make_job(self.state), self.config, make_stats(), None, schedule, cut, {"in": 1_200})
 
     def savepoint_places(self) -> SavepointPlaces:
-        self._called("savepoint_places")
+        self.calls.append(("savepoint_places",))
         return self.places
 
     def published_savepoint_places(self) -> SavepointPlaces:
