@@ -90,8 +90,9 @@ class StoredJobs:
 
     def labels(self, job_id: str) -> dict[str, Any]:
         """As in GET /v1/jobs/:id/labels."""
+        as_of_ms = time.time_ns() // 1_000_000
         found = run_flow(read_labels(JobPaths(job_id)), self._storage)
-        return {"labels": [self._label(view) for view in found.labels], "damage": list(found.damage)}
+        return {"labels": [self._label(view) for view in found.labels], "damage": list(found.damage), "as_of_ms": as_of_ms}
 
     def add_label(self, job_id: str, checkpoint_id: int, label: str) -> dict[str, Any]:
         """As PUT /v1/jobs/:id/labels/:label, safe beside a coordinator, which finds the label when it would delete the snapshot."""

@@ -20,7 +20,7 @@ _CHANGES = {
     ("POST", "/v1/jobs"): "submit",
     ("PATCH", "/jobs/{jobid}"): "cancel",
     ("GET", "/jobs/{jobid}/yarn-cancel"): "cancel",
-    ("POST", "/applications/{applicationid}/cancel"): "cancel",
+    ("POST", "/applications/{jobid}/cancel"): "cancel",
     ("POST", "/jobs/{jobid}/checkpoints"): "checkpoint",
     ("POST", "/jobs/{jobid}/savepoints"): "savepoint",
     ("POST", "/jobs/{jobid}/stop"): "stop",
@@ -87,7 +87,7 @@ class LogChanges:
         what = _CHANGES.get((scope["method"], dialect))
         what = what or f"{scope['method']} {scope['path']}"
         named = scope.get("path_params", {})
-        job_id = str(named.get("jobid", "") or named.get("applicationid", ""))
+        job_id = str(named.get("jobid", ""))
         subject = str(scope.get(SUBJECT, "") or named.get("label", ""))
         about = " ".join(each for each in (f"job {job_id}" if job_id else "", subject) if each)
         client = scope.get("client")

@@ -122,7 +122,11 @@ async def _show(request: Request, response: Response, service: Coordinator, *, d
 
 def headers_of(moment: Moment) -> dict[str, str]:
     """What an answer from views says of itself."""
-    return {"ETag": etag_of(moment), AS_OF_HEADER: str(moment.as_of_ms), "Cache-Control": "no-cache"}
+    return _headers(etag_of(moment), moment.as_of_ms)
+
+
+def _headers(etag: str, as_of_ms: int) -> dict[str, str]:
+    return {"ETag": etag, AS_OF_HEADER: str(as_of_ms), "Cache-Control": "no-cache"}
 
 
 def etag_of(moment: Moment) -> str:
@@ -150,6 +154,15 @@ async def not_modified(request: Request, error: Exception) -> Response:
 
 def unmodified(headers: Mapping[str, str]) -> Response:
     return Response(status_code=304, headers=dict(headers))
+
+
+def tagged(request: Request, body: bytes, as_of_ms: int) -> Response:
+    """Answer with JSON that depends on more than views: its tag is that of the body itself. Raises NotModifiedError."""
+    etag = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    headers = _headers(etag, as_of_ms)
+    if is_known(request.headers.get("if-none-match", ""), headers["ETag"]):
+        raise NotModifiedError(headers)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller's If-None-Match has the tag of this answer"}}

@@ -39,7 +39,7 @@ from holdfast.statebackends.layout import TOKENS_FOLDER, WORKER_KEY_FILE, is_dir
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_graph, serving
 
 OTHER_JOB = "f" * 32
-HEX = {"jobid": JOB, "applicationid": JOB, "vertexid": "a" * 32, "triggerid": "c" * 32, "checkpointid": "7", "slot": "0"}
+HEX = {"jobid": JOB, "vertexid": "a" * 32, "triggerid": "c" * 32, "checkpointid": "7", "slot": "0"}
 HEX |= {"tokenid": "d" * 16}
 
 
@@ -64,7 +64,7 @@ def test_a_route_with_a_job_confines_to_it() -> None:
     for method, path in all_requests():
         found = classify(method, filled(path))
         assert found is not None
-        assert found.job_id == (JOB if "{jobid}" in path or "{applicationid}" in path else ANY_JOB), path
+        assert found.job_id == (JOB if "{jobid}" in path else ANY_JOB), path
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/flink"])

@@ -61,6 +61,7 @@ def test_each_part_is_what_its_path_answers(served: Served, coordinator: FakeCoo
     lists = [
         OF_A_JOB,
         ("/v1/jobs/overview", "/v1/totals", "/v1/overview"),
+        ("/v1/applications/overview", f"/v1/applications/{JOB}", f"/applications/{JOB}/exceptions"),
         (AT, f"/v1/jobs/{OTHER}", f"{AT}/vertices/{OTHER}", f"{AT}/series", "/v1/jobs/x"),
         (f"/jobs/{JOB}", f"/v1/jobs/%30{JOB[1:]}", f"{AT}?x=1&y=%26"),
     ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from msgspec.structs import replace
 
 from holdfast.api.routes import jobs, viewed, workers
 from holdfast.api.routes.dialect import jobs as flink
@@ -34,7 +37,11 @@ VIEWED_PATHS = [
     f"/v1/taskmanagers/{JOB}_slot-0",
     f"/v1/taskmanagers/{JOB}_slot-0/metrics",
     "/v1/applications/overview",
+    f"/v1/applications/{JOB}",
+    f"/v1/applications/{JOB}/exceptions",
 ]
+
+EXPLANATIONS = [f"/v1/jobs/{JOB}/checkpoints/details/1/explain", f"/v1/jobs/{JOB}/checkpoints/explain"]
 
 
 @pytest.mark.parametrize("path", VIEWED_PATHS)
@@ -49,6 +56,26 @@ def test_answer_says_how_old_it_is_and_is_not_sent_twice(path: str, served: Serv
     coordinator.moments = Moment(AS_OF_MS + 20, "another")
     newer = served.request("GET", path, headers={"If-None-Match": first.headers["ETag"]})
     assert newer.status == 200
+    assert newer.headers["ETag"] != first.headers["ETag"]
+
+
+@pytest.mark.parametrize("path", EXPLANATIONS)
+def test_an_explanation_is_known_by_what_it_says_not_by_its_view(
+    path: str, served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has parts of the history and of what workers said: they may change while the view does not."""
+    first = served.request("GET", path)
+    assert (first.status, first.headers[viewed.AS_OF_HEADER]) == (200, str(AS_OF_MS))
+    known = {"If-None-Match": first.headers["ETag"]}
+    coordinator.moments = Moment(AS_OF_MS + 10, "another")
+    again = served.request("GET", path, headers=known)
+    assert (again.status, again.data) == (304, b"")
+    assert (again.headers["ETag"], again.headers[viewed.AS_OF_HEADER]) == (first.headers["ETag"], str(AS_OF_MS + 10))
+    said = coordinator.explain(JOB, 1)
+    changed = replace(said, summary="it was found in the history")
+    monkeypatch.setattr(coordinator, "explain", lambda *_: changed)
+    newer = served.request("GET", path, headers=known)
+    assert (newer.status, newer.json()["summary"]) == (200, changed.summary)
     assert newer.headers["ETag"] != first.headers["ETag"]
 
 
@@ -74,6 +101,22 @@ def test_own_bodies_say_until_when_they_are_known_to_hold(served: Served) -> Non
     assert "as_of_ms" in served.json("GET", f"/v1/jobs/{JOB}/settings")
     assert "as_of_ms" in served.json("GET", f"/v1/jobs/{JOB}/workers")
     assert all("as_of_ms" in job for job in served.json("GET", "/v1/totals")["jobs"])
+
+
+@pytest.mark.parametrize("what", ["labels", "drills"])
+def test_what_is_read_from_storage_is_as_of_the_begin_of_the_read(
+    what: str, served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, began_ms = getattr(coordinator, what), list[int]()
+
+    def watched(job_id: str) -> object:
+        began_ms.append(time.time_ns() // 1_000_000)
+        return read(job_id)
+
+    monkeypatch.setattr(coordinator, what, watched)
+    before_ms = time.time_ns() // 1_000_000
+    as_of_ms = served.json("GET", f"/v1/jobs/{JOB}/{what}")["as_of_ms"]
+    assert before_ms <= as_of_ms <= began_ms[0]
 
 
 def test_metrics_say_how_old_they_are(served: Served) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 
 from holdfast.api.flink import job_schemas as shapes
 from holdfast.api.flink import render_applications, schemas, worker_schemas
-from holdfast.api.routes.common import ERRORS, Service
+from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.dialect.execution import now_ms
 from holdfast.api.routes.dialect.job_manager import Configuration
 from holdfast.api.routes.viewed import VIEWED
 
 router = APIRouter(tags=["flink"], responses=ERRORS)
-
-ApplicationId = Annotated[str, Path(alias="applicationid", pattern=schemas.ID_PATTERN, description="The job's id")]
-
 
 @router.get("/applications/overview", **VIEWED)
 def applications(service: Service) -> shapes.ApplicationsOverview:
@@ -26,29 +21,27 @@ def applications(service: Service) -> shapes.ApplicationsOverview:
     return shapes.ApplicationsOverview(applications=found)
 
 
-@router.get("/applications/{applicationid}")
-def application(service: Service, application_id: ApplicationId) -> shapes.ApplicationDetails:
+@router.get("/applications/{jobid}", **VIEWED)
+def application(service: Service, job_id: JobId) -> shapes.ApplicationDetails:
     """One application and its job."""
-    return render_applications.application_details(service.job(application_id))
+    return render_applications.application_details(service.job(job_id))
 
 
-@router.get("/applications/{applicationid}/exceptions")
-def application_exceptions(service: Service, application_id: ApplicationId) -> shapes.ApplicationExceptions:
+@router.get("/applications/{jobid}/exceptions", **VIEWED)
+def application_exceptions(service: Service, job_id: JobId) -> shapes.ApplicationExceptions:
     """The failure that ended it; empty for one that runs."""
-    return render_applications.application_exceptions(service.job(application_id))
+    return render_applications.application_exceptions(service.job(job_id))
 
 
-@router.get("/applications/{applicationid}/jobmanager/config")
-def application_config(
-    service: Service, application_id: ApplicationId, configuration: Configuration
-) -> list[worker_schemas.ConfigurationEntry]:
+@router.get("/applications/{jobid}/jobmanager/config")
+def application_config(service: Service, job_id: JobId, configuration: Configuration) -> list[worker_schemas.ConfigurationEntry]:
     """Settings of the coordinator, without secrets."""
-    service.checkpoint_config(application_id)
+    service.checkpoint_config(job_id)
     return configuration
 
 
-@router.post("/applications/{applicationid}/cancel", status_code=202)
-async def cancel_application(request: Request, service: Service, application_id: ApplicationId) -> schemas.Empty:
+@router.post("/applications/{jobid}/cancel", status_code=202)
+async def cancel_application(request: Request, service: Service, job_id: JobId) -> schemas.Empty:
     """Begin to cancel its job."""
-    await request.app.state.commands.cancel(service.cancel, application_id)
+    await request.app.state.commands.cancel(service.cancel, job_id)
     return schemas.Empty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -45,6 +46,8 @@ class Drill(schemas.Record):
 class Drills(schemas.Record):
     drills: list[Drill]
     """Newest first, 20 at most."""
+    as_of_ms: int
+    """When they were asked for, ms since the epoch."""
 
 
 def render(view: DrillView) -> Drill:
@@ -79,5 +82,6 @@ async def drill(
 @router.get("/jobs/{jobid}/drills", response_model=Drills)
 async def drills(request: Request, service: Service, job_id: JobId) -> Drills:
     """Drills of a job's snapshots, also of those under leaders before this one."""
+    as_of_ms = time.time_ns() // 1_000_000
     found = await request.app.state.readers.run(service.drills, job_id)
-    return Drills(drills=[render(view) for view in found])
+    return Drills(drills=[render(view) for view in found], as_of_ms=as_of_ms)

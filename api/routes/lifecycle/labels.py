@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -39,6 +40,8 @@ class Labels(schemas.Record):
     """By name."""
     damage: list[str]
     """What can't be read, and is left out; the snapshots concerned are not deleted."""
+    as_of_ms: int
+    """When the read began, ms since the epoch."""
 
 
 class Removed(schemas.Record):
@@ -58,8 +61,9 @@ def render(view: LabelView) -> Label:
 @router.get("/jobs/{jobid}/labels", response_model=Labels)
 async def labels(request: Request, service: Service, job_id: JobId) -> Labels:
     """Labels of a job's snapshots, from its directory; also of a job that has ended."""
+    as_of_ms = time.time_ns() // 1_000_000
     found = await request.app.state.readers.run(service.labels, job_id)
-    return Labels(labels=[render(view) for view in found.labels], damage=list(found.damage))
+    return Labels(labels=[render(view) for view in found.labels], damage=list(found.damage), as_of_ms=as_of_ms)
 
 
 @router.put("/jobs/{jobid}/labels/{label}", response_model=Label, openapi_extra=describe_model(Labelling, required=True))
