@@ -187,6 +187,7 @@ _RULES: tuple[tuple[str, str, Access], ...] = (
         ("POST", "/jars/{}/run-application"),
     )),
     ("GET", "/ui/session", Access.IDENTIFY),
+    ("GET", "/ui/visitor", Access.IDENTIFY),
     ("POST", "/ui/logout", Access.IDENTIFY),
     ("GET", "/audit", Access.ADMINISTER),
     ("GET", "/tokens", Access.ADMINISTER),
@@ -200,7 +201,7 @@ for administrators to be told so."""
 _JOB_IN_BODY = frozenset({("POST", "/jobs"), ("POST", "/preflight")})
 """The job is known once the body is read: the route itself confines the caller."""
 
-_ABOUT_CALLER = frozenset({("GET", "/ui/session"), ("POST", "/ui/logout")})
+_ABOUT_CALLER = frozenset({("GET", "/ui/session"), ("GET", "/ui/visitor"), ("POST", "/ui/logout")})
 """About no job at all: also for a caller who is confined to one."""
 
 _JOBS_IN_QUERY = frozenset({("GET", "/views")})

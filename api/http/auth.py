@@ -25,6 +25,7 @@ from holdfast.api.http.origin import SAFE_METHODS, foreign, header_of, is_of_thi
 from holdfast.api.http.protocol import prove
 from holdfast.api.tokens import is_loopback
 from holdfast.api.ui.files import OPEN_PATHS as DASHBOARD_PATHS
+from holdfast.api.ui.files import VISITOR_PATH
 from holdfast.statebackends.errors import (
     AccessDeniedError,
     AuthenticationError,
@@ -33,7 +34,7 @@ from holdfast.statebackends.errors import (
     TooManyRequestsError,
 )
 
-OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login"}
+OPEN_PATHS = DOCUMENTATION_PATHS | DASHBOARD_PATHS | {"/healthz", "/readyz", "/leader", "/standby", "/ui/login", VISITOR_PATH}
 """Paths that need no token; they reveal nothing about jobs."""
 
 _OWN, _ALL = "own", "all"
@@ -84,7 +85,7 @@ class CheckAccess:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        if scope["type"] == "http" and not self._is_open(scope):
             try:
                 caller = await self._caller_of(scope)
                 scope[CALLER] = caller
@@ -93,7 +94,10 @@ class CheckAccess:
             except HoldfastError as error:
                 if isinstance(error, AuthenticationError | AccessDeniedError | ForeignOriginError):
                     self._audit.note(refused(scope, status_of(error)))
-                await refuse(error, send)
+                if _is_visitor(scope) and isinstance(error, AuthenticationError):
+                    await self._app(scope, receive, send)
+                else:
+                    await refuse(error, send)
                 return
             scope[TAKE_REQUESTS] = functools.partial(self._wait_ms, caller, access)
             prove(scope, CallerKind.CLIENT)
@@ -102,6 +106,11 @@ class CheckAccess:
                 await self._refuse_later(wait_ms, send)
                 return
         await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Whether nobody has to be known for it."""
+        is_somebody = not self._authenticator.has_token or header_of(scope, b"authorization") or session_text(scope)
+        return scope["path"] in self._open_paths and not (scope["path"] == VISITOR_PATH and is_somebody)
 
     async def _again(self, scope: Scope) -> None:
         check_request(await self._caller_of(scope), scope["method"], scope["path"])
@@ -145,6 +154,11 @@ class CheckAccess:
             finally:
                 self._delayed -= 1
         await refuse(error, send)
+
+
+def _is_visitor(scope: Scope) -> bool:
+    """A page asks whether anybody is signed in: its cookie may be of a session that is over. A token is judged as elsewhere."""
+    return scope["path"] == VISITOR_PATH and not header_of(scope, b"authorization")
 
 
 def check_request(caller: Caller, method: str, path: str) -> Access:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 PREFIX: Final = "/ui"
+VISITOR_PATH: Final = f"{PREFIX}/visitor"
 INDEX: Final = "index.html"
 
 BYTES_MAX: Final = 300_000

@@ -101,7 +101,7 @@ def ask(running: Running, examples: int) -> dict[Role, Counter[int]]:
             )
             @given(case=operation.as_strategy())
             def one(case: Any) -> None:
-                for name in {"jobid", "applicationid"} & set(case.path_parameters or {}):
+                for name in {"jobid"} & set(case.path_parameters or {}):
                     case.path_parameters[name] = running.job_id  # a job that there is not is refused before anything is looked at
                 for role in ROLES:
                     session = sessions[role]

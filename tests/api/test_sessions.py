@@ -80,6 +80,45 @@ def test_a_session_from_login_to_logout(service: Served) -> None:
     assert browser.ask("GET", "/ui/session").status == 401, "it ended at the service, too"
 
 
+def test_a_page_asks_whether_somebody_is_signed_in_and_is_refused_nothing(service: Served) -> None:
+    """A refusal of the first visit is an error in the browser's console."""
+    browser = Browser(service)
+    nobody = {"signed_in": False, "session": None}
+    first = browser.ask("GET", "/ui/visitor")
+    assert (first.status, first.json(), first.headers["Cache-Control"]) == (200, nobody, "no-store")
+    browser.log_in(TOKEN)
+    session = browser.ask("GET", "/ui/session").json()
+    assert browser.ask("GET", "/ui/visitor").json() == {"signed_in": True, "session": session}
+    kept = dict(browser.cookies)
+    browser.ask("POST", "/ui/logout")
+    browser.cookies = kept
+    over = browser.ask("GET", "/ui/visitor")
+    assert (over.status, over.json()) == (200, nobody)
+    assert browser.ask("GET", "/ui/session").status == 401, "whoever relied on that still may"
+
+
+def test_a_token_is_no_better_tried_there_than_elsewhere(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path) as service:
+        browser = Browser(service)
+        browser.ask("GET", "/ui/visitor")
+        for header in ("Bearer wrong-wrong-wrong-wrong", "Basic eDp5", "x"):
+            answer = browser.ask("GET", "/ui/visitor", headers={"Authorization": header})
+            assert (answer.status, answer.headers["X-Holdfast-Error"]) == (401, "AuthenticationError"), header
+        found = browser.ask("GET", "/ui/visitor", headers={"Authorization": f"Bearer {TOKEN}"}).json()
+        assert (found["signed_in"], found["session"]["role"]) == (True, "admin")
+        browser.cookies = {f"holdfast-{service.url.rpartition(':')[2]}": "forged"}
+        assert browser.ask("GET", "/ui/visitor").json()["signed_in"] is False
+    refused = [(line.request, line.status) for line in read_audit(str(tmp_path)) if line.kind == "refused"]
+    assert refused == [("GET /ui/visitor", 401)] * 4, "three tokens and a cookie, and not who brought nothing"
+
+
+def test_without_tokens_a_page_of_another_name_is_nobodys(tmp_path: Path) -> None:
+    with serving(FakeCoordinator(), tmp_path, token=None) as service:
+        browser = Browser(service)
+        assert browser.ask("GET", "/ui/visitor").json()["session"]["role"] == "admin"
+        assert browser.ask("GET", "/ui/visitor", headers={"Host": "evil.example"}).json() == {"signed_in": False, "session": None}
+
+
 def test_the_cookie_is_for_no_script_and_no_other_site(service: Served) -> None:
     browser = Browser(service)
     browser.log_in(TOKEN)

@@ -65,6 +65,8 @@ class Browser:
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
+        self.provoked: list[tuple[str, int]] = []
+        """(End of a path, status) of answers that a test asks for: the console has an error of each."""
 
     def open(self, url: str) -> None:
         self.driver.get(url)
@@ -143,9 +145,10 @@ class Browser:
         ] or [each["id"] for each in found]
 
     def complaints(self) -> list[str]:
-        """What the console says, but for refusals and absences, which the network tells of each answer."""
-        entries = self.driver.get_log("browser")
-        return [each["message"] for each in entries if each["level"] != "DEBUG" and each["source"] != "network"]
+        """What the console says, whatever its level, but for answers that were provoked."""
+        said = [f"{each['level']} {each['source']}: {each['message']}" for each in self.driver.get_log("browser")]
+        expected = [(f"{path} - Failed to load resource", f"a status of {status} ") for path, status in self.provoked]
+        return [text for text in said if not any(path in text and status in text for path, status in expected)]
 
     def asked(self) -> list[tuple[str, int]]:
         """(URL, status) of every request since the last call; 0: no answer."""

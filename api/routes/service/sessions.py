@@ -43,6 +43,13 @@ class SessionView(schemas.Record):
     """ms since the epoch, of the session or the token; -1: it does not end by itself."""
 
 
+class Visitor(schemas.Record):
+    """Who looks at a page, if anybody is known."""
+
+    signed_in: bool
+    session: SessionView | None = None
+
+
 async def _authenticator(request: Request) -> Authenticator:
     found: Authenticator = request.app.state.authenticator
     return found
@@ -98,3 +105,12 @@ async def session(request: Request, response: Response) -> SessionView:
     response.headers["Cache-Control"] = "no-store"
     caller: Caller = request.scope[CALLER]
     return _shown(caller)
+
+
+@router.get("/visitor")
+async def visitor(request: Request, response: Response) -> Visitor:
+    """Who the caller is, as `/ui/session` says it, or that it is nobody who is known: a page that is visited for the first time is
+    refused nothing. 401 for a wrong token all the same."""
+    response.headers["Cache-Control"] = "no-store"
+    caller: Caller | None = request.scope.get(CALLER)
+    return Visitor(signed_in=caller is not None, session=_shown(caller) if caller is not None else None)

@@ -4,7 +4,7 @@ import { render } from "./vendor/preact/preact.mjs"
 import { useEffect, useRef, useState } from "./vendor/preact/hooks.mjs"
 import { html, link, Problem } from "./parts.js"
 import { currentSession, logIn, logOut } from "./session.js"
-import { usePoll } from "./polling.js"
+import { usePoll, useViews } from "./polling.js"
 import { Jobs } from "./pages/jobs.js"
 import { Job } from "./pages/job.js"
 import { Vertex } from "./pages/vertex.js"
@@ -64,8 +64,8 @@ function Frame({ session, onLogOut }) {
     return () => removeEventListener("hashchange", moved)
   }, [])
   const jobId = place.values.job
-  const job = usePoll(jobId ? `v1/jobs/${jobId}/status` : null, 0)
-  const jobs = usePoll(jobId ? "v1/jobs/overview" : null, 0)
+  const job = useViews(jobId ? [`v1/jobs/${jobId}/status`] : null, 1, 0)
+  const jobs = usePoll(jobId && !session.job ? "v1/jobs/overview" : null, 0)
   const name = jobs.data?.jobs.find(each => each.jid === jobId)?.name || jobId
   useEffect(() => { document.title = `${place.title}${jobId ? ` · ${name}` : ""} · Holdfast` }, [place, name])
   useEffect(() => {
@@ -107,6 +107,7 @@ function LogIn({ onLogIn }) {
   return html`<main class="login"><form onSubmit=${submit}>
     <h1><img src="icon.svg" alt="" width="40" height="40" /> Holdfast</h1>
     <p>Checkpoints and exactly-once for streaming jobs. Log in with a token of this service: <code>holdfast token create</code> makes one.</p>
+    <input type="text" name="username" autocomplete="username" value="token" readonly hidden />
     <label>Token<input type="password" name="token" autocomplete="current-password" required value=${token} onInput=${event => setToken(event.target.value)} /></label>
     <${Problem} error=${state.error} />
     <p class="buttons"><button type="submit" class="main" disabled=${state.busy}>Log in</button></p>

@@ -12,9 +12,10 @@ export function usePoll(path, everyMs = 2_000, staysMissing = false) {
   return useReads(path, everyMs, staysMissing, getEach)
 }
 
-// As usePoll of a list; `views` of it, from the first on, are asked for in one request, since what jobs publish answers them.
-export function useViews(paths, views = paths.length, everyMs = 2_000) {
-  return useReads(paths, everyMs, false, async (all, signal) => (await Promise.all([getTogether(all.slice(0, views), signal), getEach(all.slice(views), signal)])).flat())
+// As usePoll of a list; `views` of it, from the first on, are asked for in one request, since what jobs publish answers them. One that
+// is not there is no refusal for the browser then, which tells its console of those.
+export function useViews(paths, views = paths?.length, everyMs = 2_000, staysMissing = false) {
+  return useReads(paths, everyMs, staysMissing, async (all, signal) => (await Promise.all([getTogether(all.slice(0, views), signal), getEach(all.slice(views), signal)])).flat())
 }
 
 const getEach = (paths, signal) => Promise.all(paths.map(each => get(each, signal)))

@@ -68,14 +68,7 @@ export async function operate(path, body, statusPath) {
 }
 
 // Who this page is, or null if it has to log in.
-export async function currentSession() {
-  try {
-    return (await get("ui/session")).data
-  } catch (error) {
-    if (error.status === 401) return null
-    throw error
-  }
-}
+export const currentSession = async () => (await get("ui/visitor")).data.session
 
 export const logIn = token => send("POST", "ui/login", { token })
 export const logOut = () => send("POST", "ui/logout")

@@ -3,7 +3,7 @@
 import { useState } from "../vendor/preact/hooks.mjs"
 import { html, Card, Copyable, Facts, Fresh, link, Shares, Shown, Status, Table } from "../parts.js"
 import { bytes, count, duration, moment } from "../format.js"
-import { usePoll } from "../polling.js"
+import { usePoll, useViews } from "../polling.js"
 
 const PHASES = { start_delay: "Start delay", alignment: "Alignment", sync: "Synchronous part", encode: "Encoding", store: "Storage", acknowledge: "Acknowledgement", decide: "Decision", notify: "Notification" }
 
@@ -42,11 +42,11 @@ function Recorded({ job, checkpoint, path }) {
 
 export function Explained({ job, checkpoint }) {
   const details = `v1/jobs/${job}/checkpoints/details/${checkpoint}`
-  const poll = usePoll([details, `${details}/explain`, `v1/jobs/${job}/plan`], 2_000, true)
+  const poll = useViews([details, `v1/jobs/${job}/plan`, `${details}/explain`], 2, 2_000, true)
   const isMissing = poll.data === null && poll.error?.status === 404
   return html`<div class="title"><h1 tabindex="-1">Checkpoint ${checkpoint}</h1>${poll.data ? html`<${Status} of=${poll.data[0].status} />` : null}<${Fresh} poll=${poll} /></div>
     ${isMissing ? html`<${Recorded} job=${job} checkpoint=${checkpoint} path=${`${details}/explain`} />` : null}
-    <${Shown} poll=${poll} missing=${" "}>${([found, explained, { plan }]) => {
+    <${Shown} poll=${poll} missing=${" "}>${([found, { plan }, explained]) => {
       const names = Object.fromEntries(plan.nodes.map(node => [node.id, node.description || node.id]))
       return html`<${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${Causes} found=${explained} /><//>
         <${Card} title="Phases" aside=${html`<span class="quiet">${explained.compared ? `beside the medians of ${explained.compared} completed ones` : "too few have completed to compare with"}</span>`}><${PhaseBars} found=${explained} /><//>
