@@ -267,7 +267,8 @@ class Coordinator(Protocol):
         """What happened to a job, from its directory: of any job there, whoever leads it."""
 
     def drill(self, job_id: str, checkpoint_id: int | None = None) -> DrillView:
-        """Begin to read a snapshot as a restore would, the newest one if none is named, in a process of its own; returns at once.
+        """Begin to read a snapshot as a restore would, in a process of its own; returns at once. If none is named: the newest that
+        a failure would go back to, or that an ended job keeps.
 
         Raises NotFoundError (checkpoint=...), StorageUnavailableError while another drill is under way."""
 

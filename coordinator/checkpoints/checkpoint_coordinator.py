@@ -156,6 +156,11 @@ class CheckpointCoordinator:
         return self._completed.newest
 
     @property
+    def newest_left(self) -> CompletedCheckpoint | None:
+        """The newest snapshot that is left of a job whose end dropped its checkpoints."""
+        return self._completed.newest_left
+
+    @property
     def is_quiet(self) -> bool:
         """Every claimed id is decided, and no claim is being written."""
         return not self._pending and self._preparing is None

@@ -105,6 +105,15 @@ class CompletedCheckpointStore:
         return stop
 
     @property
+    def newest_left(self) -> CompletedCheckpoint | None:
+        """What the end of a job that drops its checkpoints has left: the stop-savepoint of this submission, or the newest
+        checkpoint that a label keeps."""
+        newest = self.newest
+        if newest is None or not newest.is_savepoint or self.is_ours(newest.checkpoint_id):
+            return newest
+        return self._retained[-1] if self._retained else None
+
+    @property
     def base(self) -> int | None:
         """The checkpoint that an increment may build on now: the newest, if the tasks can have its files.
 

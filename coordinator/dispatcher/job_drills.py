@@ -31,6 +31,7 @@ from holdfast.coordinator.drills.store import DRILLS_KEPT, keep_drill, read_dril
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint
 from holdfast.coordinator.ha.store import read_checkpoint
 from holdfast.coordinator.jobmaster.events import DrillNoted
+from holdfast.coordinator.ownership.claims import newest_kept
 from holdfast.coordinator.ownership.labels import DRILLING_LABEL
 from holdfast.coordinator.views import DrillMark
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
@@ -415,8 +416,7 @@ class JobDrills:
                 return cut.checkpoint_id, cut.kind, self._located(cut.location)
         else:
             recorded = self._calls.recorded_only(job_id)
-            points = [each for each in recorded.checkpoints.values() if each.is_recovery_point] if recorded is not None else []
-            found = max(points, key=lambda each: each.checkpoint_id, default=None)
+            found = newest_kept(recorded) if recorded is not None else None
         if found is None or found.fact is not CheckpointFact.COMPLETED:
             which = f"checkpoint {checkpoint_id}" if checkpoint_id is not None else "completed checkpoint"
             raise NotFoundError(f"job {job_id} has no {which} to drill", job=job_id, checkpoint=checkpoint_id)

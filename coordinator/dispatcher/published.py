@@ -20,6 +20,7 @@ from holdfast.coordinator.checkpoints.stats import CapturedStats
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.records import CutView
+from holdfast.coordinator.ha.records import RestorePoint
 from holdfast.coordinator.jobmaster.execution import CapturedExecution, Execution
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.series import CapturedSeries
@@ -59,7 +60,8 @@ class PublishedJob:
     schedule: ScheduleView | None
     """Of a job that has not ended."""
     cut: CutView | None
-    """What a restart would restore; its location relative to the state directory."""
+    """What a restart would restore, or what is left of a job whose end dropped its checkpoints; its location relative to the state
+    directory."""
     savepoint_places: SavepointPlaces
     _job: JobView
     """Without vertices."""
@@ -223,7 +225,10 @@ def savepoint_directories(config: JobConfig) -> frozenset[str]:
 
 def _cut(master: JobMaster) -> CutView | None:
     point, newest = master.lifecycle.restore_point, master.coordinator.newest
-    if point is None or master.lifecycle.keeps_nothing:
+    if master.lifecycle.keeps_nothing:
+        newest = master.coordinator.newest_left
+        point = RestorePoint(newest.checkpoint_id, newest.folder, newest.timestamp_ms, newest.kind) if newest is not None else None
+    if point is None:
         return None
     is_newest = newest is not None and newest.checkpoint_id == point.checkpoint_id
     totals: Totals = newest.totals if newest is not None and is_newest else {}

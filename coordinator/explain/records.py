@@ -20,7 +20,7 @@ from holdfast.coordinator.views import CheckpointStatsView, CheckpointView, JobV
 
 
 class CutView(msgspec.Struct, frozen=True):
-    """The snapshot that a failure now would go back to."""
+    """The snapshot that a failure now would go back to; of a job that has ended, the newest that it keeps."""
 
     checkpoint_id: int
     kind: CheckpointKind
@@ -240,7 +240,7 @@ class SafeView(msgspec.Struct, frozen=True):
     why: str
     """One line."""
     checkpoint_id: int = -1
-    """Newest completed checkpoint that a failure goes back to; -1: none."""
+    """Newest completed checkpoint that a failure goes back to, or that a job that has ended keeps; -1: none."""
     age_ms: int = -1
     """Since its trigger."""
     interval_ms: int | None = None
@@ -296,7 +296,7 @@ class SourceCut(msgspec.Struct, frozen=True):
 
 
 class ResumeView(msgspec.Struct, frozen=True):
-    """Where a failure now would go on."""
+    """Where a failure now would go on, or what a job that has ended keeps."""
 
     verdict: Verdict
     why: str

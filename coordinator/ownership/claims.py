@@ -77,6 +77,21 @@ def find_leftovers(job: RecordedJob) -> tuple[RecordedCheckpoint, ...]:
     return () if kept else derive_leftovers(job)
 
 
+def newest_kept(job: RecordedJob) -> RecordedCheckpoint | None:
+    """The newest snapshot that a job goes back to; of one whose end drops its checkpoints: its stop-savepoint, or the newest
+    checkpoint that a label may keep."""
+    record, result = job.newest_submission, job.result
+    points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point]
+    if record is not None and result is not None and not keeps_checkpoints(result.state, record.submission.graph.config):
+        # stop-savepoints of earlier submissions are behind this one's output, and may be claimed and deleted
+        points = [
+            each
+            for each in points
+            if (each.checkpoint_id >= record.first_checkpoint_id if each.kind.is_savepoint else each.checkpoint_id in job.labelled)
+        ]
+    return max(points, key=lambda each: each.checkpoint_id, default=None)
+
+
 def derive_releases(job: RecordedJob) -> tuple[RestorePoint, ...]:
     """Claimed snapshots that have been subsumed: deleted, being deleted, or left by a lost leader. In the order of submissions."""
     found: dict[str, RestorePoint] = {}

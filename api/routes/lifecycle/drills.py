@@ -17,7 +17,8 @@ router = APIRouter(prefix="/v1", tags=["snapshots"], responses=ERRORS)
 
 class Drilling(schemas.RequestBody):
     checkpoint: int | None = Field(None, ge=1, lt=2**63)
-    """Id of a completed checkpoint or savepoint of the job; null: what a failure now would go back to."""
+    """Id of a completed checkpoint or savepoint of the job; null: what a failure now would go back to, or the newest that an ended
+    job keeps."""
 
 
 class Drill(schemas.Record):

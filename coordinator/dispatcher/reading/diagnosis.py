@@ -26,8 +26,10 @@ from holdfast.coordinator.explain.facts import COMPARED_MIN
 from holdfast.coordinator.explain.functions import workers_to_ask
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedJob, derive_config
+from holdfast.coordinator.ha.recorded_job import Completed, RecordedJob, derive_config
+from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
+from holdfast.coordinator.ownership.claims import newest_kept
 from holdfast.coordinator.totals import Totals, is_source, records_read
 from holdfast.coordinator.views import AnswerView, CheckpointView, Moment
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
@@ -64,11 +66,9 @@ def view_recorded_situation(job: RecordedJob, root: str, now_ms: int) -> Situati
     """A job that has ended, or that another coordinator may lead, from its records."""
     submission, result = job.newest_submission, job.result
     assert submission is not None
-    kept = [entry for entry in job.checkpoints.values() if entry.fact is CheckpointFact.COMPLETED and entry.is_recovery_point]
-    cut = None
-    if kept:
-        newest = max(kept, key=lambda entry: entry.checkpoint_id)
-        timestamp_ms = newest.decision.timestamp_ms if isinstance(newest.decision, Completed) else -1
+    newest, cut = newest_kept(job), None
+    if newest is not None:
+        timestamp_ms = newest.decision.timestamp_ms if isinstance(newest.decision, Completed | SavepointRecord) else -1
         totals: Totals = newest.decision.totals if isinstance(newest.decision, Completed) else {}
         location = _locate(newest.folder, root)
         cut = CutView(newest.checkpoint_id, newest.kind, location, timestamp_ms, records_read(submission.graph, totals))

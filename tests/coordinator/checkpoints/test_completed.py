@@ -40,6 +40,18 @@ def test_the_newest_is_the_later_one_of_checkpoint_and_stop_savepoint() -> None:
     assert retained.newest == completed(3, CheckpointKind.STOP_SAVEPOINT)
 
 
+def test_behind_the_end_of_a_job_its_own_stop_savepoint_or_what_a_label_keeps_is_left() -> None:
+    earlier = completed(2, CheckpointKind.STOP_SAVEPOINT)
+    retained = CompletedCheckpointStore(2, [completed(1), earlier], first_checkpoint_id=3)
+    retained.note_labels(1, labelled=True)
+    retained.add(completed(3))
+    retained.take_all()
+    assert retained.newest_left == completed(1), "an earlier submission's stop-savepoint is behind this one's output"
+    retained.add(completed(4, CheckpointKind.STOP_SAVEPOINT))
+    assert retained.newest_left == completed(4, CheckpointKind.STOP_SAVEPOINT)
+    assert CompletedCheckpointStore(2, [earlier], first_checkpoint_id=3).newest_left is None
+
+
 def test_a_deletion_that_failed_is_due_again_later_and_once() -> None:
     retained = CompletedCheckpointStore(1)
     assert retained.take_retries(0) == []

@@ -65,6 +65,69 @@ def test_a_job_from_its_first_checkpoint_to_its_end_and_after_a_restart_of_the_c
     service.close()
 
 
+def test_behind_a_stop_the_savepoint_is_what_the_job_keeps(tmp_path: Path) -> None:
+    root = str(tmp_path / "state")
+    service = leading(ServiceConfig(root, seed=1, view_interval_ms=0))
+    crew = running(service, checkpoint_interval_ms=20)
+    job_id = crew.job_id
+    crew.until_completed(2)
+    service.add_label(job_id, service.health(job_id).resume.checkpoint_id, "mine")
+    trigger = service.stop(job_id, str(tmp_path / "savepoints"))
+    crew.until_state("FINISHED")
+    stopped = service.trigger_status(job_id, trigger)
+    found = service.health(job_id)
+    assert (found.resume.checkpoint_id, found.resume.location) == (stopped.checkpoint_id, stopped.location)
+    assert (found.verdict, found.safe.checkpoint_id) == (Verdict.OK, stopped.checkpoint_id)
+    assert found.resume.why == f"it keeps stop-savepoint {stopped.checkpoint_id}; the job has ended: FINISHED"
+    service.close()
+    service = leading(ServiceConfig(root, seed=2))
+    recorded = service.health(job_id)
+    assert (recorded.resume.why, recorded.resume.location) == (found.resume.why, found.resume.location)
+    assert recorded.safe.checkpoint_id == stopped.checkpoint_id
+    assert recorded.safe.age_ms < 3_600_000, "since its trigger"
+    service.close()
+
+
+def test_of_a_job_whose_end_drops_its_checkpoints_only_what_a_label_keeps_is_told(tmp_path: Path) -> None:
+    root = str(tmp_path / "state")
+    service = leading(ServiceConfig(root, seed=1, view_interval_ms=0))
+    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="delete")
+    job_id = crew.job_id
+    crew.until_completed(2)
+    number = service.health(job_id).resume.checkpoint_id
+    service.add_label(job_id, number, "mine")
+    crew.until_completed(5)
+    service.cancel(job_id)
+    crew.until_state("CANCELED")
+    found = service.health(job_id).resume
+    assert (found.checkpoint_id, found.why) == (number, f"it keeps checkpoint {number}; the job has ended: CANCELED")
+    assert (Path(found.location) / "_metadata").is_file()
+    service.close()
+
+    service = leading(ServiceConfig(root, seed=2))
+    recorded = service.health(job_id).resume
+    assert (recorded.why, recorded.location) == (found.why, found.location)
+    service.remove_label(job_id, "mine")
+    wait_until(lambda: "keeps no checkpoint" in service.health(job_id).resume.why, lambda: None, what="the end of the label")
+    service.close()
+
+
+def test_when_its_last_label_goes_an_ended_job_keeps_nothing(tmp_path: Path) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1, view_interval_ms=0))
+    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="delete")
+    job_id = crew.job_id
+    crew.until_completed(2)
+    number = service.health(job_id).resume.checkpoint_id
+    service.add_label(job_id, number, "mine")
+    service.cancel(job_id)
+    crew.until_state("CANCELED")
+    assert service.health(job_id).resume.checkpoint_id == number
+    service.remove_label(job_id, "mine")
+    wait_until(lambda: "keeps no checkpoint" in service.health(job_id).resume.why, crew.pump, what="the end of the label")
+    assert service.health(job_id).resume.checkpoint_id == -1
+    service.close()
+
+
 def test_paused_checkpoints_are_explained_with_the_command_that_brings_them_back(tmp_path: Path) -> None:
     service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
     crew = running(service, checkpoint_interval_ms=20)

@@ -202,6 +202,36 @@ def test_what_can_not_be_drilled_is_named(service: CoordinatorService, crew: Cre
         service.drill("e" * 32)
 
 
+@pytest.mark.parametrize("is_led", [True, False])
+def test_the_newest_of_an_ended_job_is_what_its_stop_or_a_label_has_left(
+    service: CoordinatorService, crew: Crew, tmp_path: Path, is_led: bool
+) -> None:
+    job_id = crew.job_id
+    service.add_label(job_id, service.health(job_id).resume.checkpoint_id, "mine")
+    trigger = service.stop(job_id, str(tmp_path / "savepoints"))
+    crew.until_state("FINISHED")
+    stopped = service.trigger_status(job_id, trigger)
+    asked = service
+    if not is_led:
+        service.close()
+        asked = leading(ServiceConfig(str(tmp_path / "state"), seed=2, view_interval_ms=0))
+    with_process(asked, PRINT.format(REPORT))
+    try:
+        ended = outcome(asked, job_id, asked.drill(job_id))
+    finally:
+        asked.close()
+    assert (ended.state, ended.checkpoint_id, ended.location) == (DrillState.PASSED, stopped.checkpoint_id, stopped.location)
+
+
+def test_a_job_that_keeps_nothing_has_nothing_to_drill(service: CoordinatorService) -> None:
+    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="delete")
+    crew.until_completed(2)
+    service.cancel(crew.job_id)
+    crew.until_state("CANCELED")
+    with pytest.raises(NotFoundError, match="has no completed checkpoint to drill"):
+        service.drill(crew.job_id)
+
+
 def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: CoordinatorService, crew: Crew) -> None:
     begun = service.drill(crew.job_id)
     ended = outcome(service, crew.job_id, begun)

@@ -35,6 +35,7 @@ from holdfast.coordinator.ownership.claims import (
     derive_releases,
     dispose_snapshot,
     find_owner,
+    newest_kept,
     release_snapshot,
 )
 from holdfast.statebackends.errors import (
@@ -766,6 +767,7 @@ def _result(number: int, newest: int) -> ResultRecord:
 
 def test_a_stop_savepoint_that_the_job_claimed_and_deleted_is_none_to_go_on_from(storage: DictStorage) -> None:
     latest = stopped_and_claimed(storage, ended=True)
+    assert newest_kept(run_flow(read_job(JobPaths(JOB)), storage)) is None
     for restore in ("latest", "latest-readable"):
         with pytest.raises(RestoreError, match="has no completed checkpoint to restore: it is FINISHED"):
             run_flow(_judged(JOB, restore=restore), storage)
