@@ -35,7 +35,7 @@ NOT_COVERED_LIVE = {
     "late_history": "records of the history that the job's leader had still to write: 5 s, minutes while storage failed; and what "
     "it shows from memory",
     "late_files": "files that a worker was still writing for a checkpoint or savepoint that was aborted: the leader deletes them "
-    "when it learns of them, `holdfast fsck` finds the rest",
+    "when it learns of them, `holdfast snapshot fsck` finds the rest",
 }
 """What no forgetting of a running job covers, and why."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from functools import cache
@@ -115,6 +116,29 @@ def test_each_command_of_the_runbook_exists() -> None:
     assert wrong == []
     assert not has_command(["fsck", "DIR"])
     assert not has_command(["status", "JOB", "--whatever"])
+
+
+TEXTS = re.compile(r"(?<=`)holdfast [a-z][^`\n]*(?=`)")
+"""Commands that a page, or a text of the program, names."""
+OTHERS = ("holdfast chaos", "holdfast bench")
+"""Commands with parsers of their own."""
+
+
+def test_each_command_that_docs_and_texts_of_the_program_name_exists() -> None:
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]}
+    packages = ("api", "barriers", "chaos", "coordinator", "operators", "statebackends")
+    modules = {path: _literals(path.read_text()) for package in packages for path in (ROOT / package).rglob("*.py")}
+    found = [(path.name, line) for path, text in {**pages, **modules}.items() for line in TEXTS.findall(text)]
+    assert len(found) >= 100
+    assert [(name, line) for name, line in found if not line.startswith(OTHERS) and not has_command(line.split()[1:])] == []
+
+
+def _literals(source: str) -> str:
+    """Texts of a module, of which parts that follow each other are one."""
+    if "`holdfast" not in source:
+        return ""
+    nodes = ast.walk(ast.parse(source))
+    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def has_command(words: list[str]) -> bool:
