@@ -85,10 +85,10 @@ def read_key(key: str | None, file: Path | None) -> str:
 
 def _show(found: Certificate) -> None:
     if found.erased_at:
-        console.show_line(f"erased at      the barrier of checkpoint {found.erased_at}")
-    erased = ", ".join(f"{name} {rows:,}" for name, rows in sorted(found.erased_rows.items())) or "none"
-    console.show_line(f"restore from   {found.result or '-'}")
-    if not found.erased_at:
+        _show_live(found)
+    else:
+        erased = ", ".join(f"{name} {rows:,}" for name, rows in sorted(found.erased_rows.items())) or "none"
+        console.show_line(f"restore from   {found.result or '-'}")
         console.show_line(f"rows erased    {erased}")
     console.show_line(f"deleted        {len(found.deleted)} snapshots")
     records = ", ".join(f"{count:,} files of {folder.rpartition('/')[2]}" for folder, count in sorted(found.erased_records.items()))
@@ -100,3 +100,11 @@ def _show(found: Certificate) -> None:
         console.show_line(f"other state    {place} holds the key")
     for what, reason in found.not_covered.items():
         console.show_line(f"not covered    {what}: {reason}")
+
+
+def _show_live(found: Certificate) -> None:
+    """A running job's checkpoint may be gone before its path can be used: what comes behind it serves as well."""
+    number = found.erased_at
+    console.show_line(f"erased at      the barrier of checkpoint {number}")
+    console.show_line(f"restore from   the job's newest checkpoint (restore='latest'), {number} or a later one")
+    console.show_line(f"read back      {found.result}, which retention deletes as newer ones complete")

@@ -111,7 +111,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the checkpoint at whose barrier the key left the running job: what comes behind it is not covered. 0: the job had
     ended."""
     result: str
-    """Location of the snapshot to restore from; empty: the job has none."""
+    """Location of the snapshot to restore from; empty: the job has none. Of a running job: the checkpoint that was read back, which
+    retention deletes as newer ones complete; a restore is from the newest."""
     erased_rows: dict[str, int]
     """`uid/state` -> rows of the key that the newest snapshot had; empty if an earlier call wrote the result."""
     deleted: tuple[str, ...]

@@ -7,10 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
+import msgspec
 import pytest
 
+from holdfast.api.cli.forgetting import run_forget_at
+from holdfast.api.client import RestClient
 from holdfast.api.snapshots import forgetting_running
+from holdfast.api.snapshots.forgetting import Certificate
 from holdfast.api.snapshots.forgetting_running import forget_running
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
@@ -53,6 +58,28 @@ def test_what_an_erasure_leaves_is_certified(root: Path) -> None:
     certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
     assert certificate.is_complete, certificate.kept
     assert certificate.erased_at == ERASED_AT
+
+
+class Answering:
+    """A client whose coordinator has made a certificate."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        self._certificate = certificate
+
+    def forget(self, *_: object, **__: object) -> object:
+        return msgspec.to_builtins(self._certificate)
+
+
+def test_the_command_names_no_checkpoint_to_restore_from_that_retention_is_about_to_delete(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
+    client = cast(RestClient, Answering(certificate))
+    assert run_forget_at(client, JOB, EVERY[0], (KEY, None), "", None, keep_history=False, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "erased at      the barrier of checkpoint 7"
+    assert lines[1] == "restore from   the job's newest checkpoint (restore='latest'), 7 or a later one"
+    assert lines[2] == f"read back      {certificate.result}, which retention deletes as newer ones complete"
 
 
 DRILLING = f"drilling{'0f' * 8}"

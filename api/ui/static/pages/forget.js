@@ -27,7 +27,9 @@ const places = found => html`<ul>${Object.entries(found).map(([place, why]) => h
 
 function Certificate({ certificate }) {
   return html`<details><summary>Certificate</summary>
-    ${certificate.result ? html`<p>Restore from <code>${certificate.result}</code></p>` : null}
+    ${certificate.erased_at
+      ? html`<p>It left the running job at the barrier of checkpoint ${certificate.erased_at}, read back at <code>${certificate.result}</code>, which retention deletes as newer ones complete. A restore is from the newest.</p>`
+      : certificate.result ? html`<p>Restore from <code>${certificate.result}</code></p>` : null}
     <p>${count(rowsErased(certificate))} rows were erased, ${plural(certificate.deleted.length, "snapshot")} deleted; ${count(Object.values(certificate.verified).reduce((sum, rows) => sum + rows, 0))} rows were read again.</p>
     ${Object.keys(certificate.kept).length ? html`<p>Kept:</p>${places(certificate.kept)}` : null}
     ${certificate.remaining.length ? html`<p>Other states that hold the key:</p><ul>${certificate.remaining.map(each => html`<li>${each}</li>`)}</ul>` : null}
