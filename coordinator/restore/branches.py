@@ -22,6 +22,10 @@ from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.storage.port import Flow
 
+_NOT_A_CHECKPOINT = (
+    "that is its job's to delete, also if a label keeps it now; begin a branch with a savepoint (holdfast savepoint)"
+)
+"""Why a checkpoint, which a label may keep now, is no base of a branch, and what is."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -94,7 +98,7 @@ def check_branch_base(submission: Submission, metadata: SnapshotMetadata, folder
         return RestoreError(message, path=folder)
     if metadata.kind == "checkpoint":
         return RestoreError(
-            f"{folder} is a checkpoint, which its job deletes as it goes on: begin a branch with a savepoint (holdfast savepoint)",
+            f"{folder} is a checkpoint, and {_NOT_A_CHECKPOINT}",
             path=folder,
         )
     return None
@@ -120,8 +124,7 @@ def locate_branch_base(submission: Submission) -> Flow[Submission]:
     assert base is not None  # it was named
     if not base.kind.is_savepoint:
         raise RestoreError(
-            f"restore={restore!r} is checkpoint {base.checkpoint_id} of job {parent!r}, which deletes it as it goes on: "
-            "begin a branch with a savepoint (holdfast savepoint)",
+            f"restore={restore!r} is checkpoint {base.checkpoint_id} of job {parent!r}, and {_NOT_A_CHECKPOINT}",
             job_id=job.job_id,
         )
     return msgspec.structs.replace(submission, restore=base.folder)

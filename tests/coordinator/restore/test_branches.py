@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,14 @@ def test_what_no_branch_can_be(asked: dict[str, Any], error: type[Exception], me
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "checkpoint"}, "is a checkpoint, which its job deletes"),
+        ({"kind": "checkpoint"}, "is a checkpoint, and that is its job's to delete, also if a label keeps it now; begin a branch with a savepoint"),
         ({"job_name": "another"}, "is a snapshot of job 'another', and the branch is one of 'word count'"),
     ],
 )
 def test_a_snapshot_that_no_branch_begins_with(fields: dict[str, Any], message: str) -> None:
     storage = storage_with(**fields)
     plan = run_flow(check_submission(run_flow(read_job(JobPaths(JOB)), storage), submission()), storage)
-    assert any(message in refusal.message for refusal in plan.report.refusals)
+    assert any(re.search(message, refusal.message) for refusal in plan.report.refusals)
     with pytest.raises(HoldfastError, match=message):
         start(storage, submission())
 
@@ -149,9 +150,9 @@ def test_a_savepoint_by_its_parent_s_word_for_it_is_as_one_by_its_path(restore: 
 @pytest.mark.parametrize(
     ("restore", "error", "message"),
     [
-        ("latest", hf.RestoreError, "restore='latest' is checkpoint 9 of job 'word count', which deletes it .* with a savepoint"),
+        ("latest", hf.RestoreError, "restore='latest' is checkpoint 9 of job 'word count', and that is its .* with a savepoint"),
         ("7", hf.RestoreError, "restore='7' is checkpoint 7 of job 'word count'"),
-        ("label:x", hf.RestoreError, "restore='label:x' is checkpoint 7"),
+        ("label:x", hf.RestoreError, "restore='label:x' is checkpoint 7 .* also if a label keeps it now"),
         ("label:y", hf.NotFoundError, "y"),
         ("12", hf.NotFoundError, "has no completed checkpoint 12"),
     ],
