@@ -16,7 +16,7 @@ def call_of(action: actions.TriggerHook | job_actions.RestoreHook) -> HookCall:
             HookCallKind.TRIGGER, action.name, action.checkpoint_id, action.timestamp_ms, timeout_ms=action.timeout_ms
         )
     kind = HookCallKind.RESTORE if action.checkpoint_id else HookCallKind.RESET
-    return HookCall(kind, action.name, action.checkpoint_id, state=action.state, timeout_ms=action.timeout_ms)
+    return HookCall(kind, action.name, action.checkpoint_id, action.timestamp_ms, action.state, action.timeout_ms)
 
 
 def outcome_of(action: actions.TriggerHook | job_actions.RestoreHook, reply: HookReply) -> job_events.Event:

@@ -20,7 +20,7 @@ class HookCheckpoint:
     checkpoint_id: int
     """0: there is none, the job starts empty."""
     timestamp_ms: int = 0
-    """Of the trigger, ms since the epoch; 0 with a restore."""
+    """Of the checkpoint's trigger, ms since the epoch, also with a restore; 0: the job starts empty, or the process closes."""
 
 
 class MasterHook(ABC):

@@ -5,8 +5,9 @@ It imports none of their code: that is done in their own processes."""
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 
 from holdfast.barriers.jobgraph import check_hook_name
@@ -18,6 +19,27 @@ logger = logging.getLogger(__name__)
 GROUP = "holdfast.master_hooks"
 INSTALLED_MAX = 1_000
 """Hooks in one registry."""
+
+
+def find_missing(module: str) -> str:
+    """The first of a module and the packages around it that is not there; empty: none is known to be missing.
+
+    It asks the finders of imports and imports nothing: whether a module can be imported is known when its process does it. What a
+    finder can't tell, and what lies in a module that is no package, counts as there."""
+    path: Sequence[str] | None = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        try:
+            spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, path)) is not None), None)
+            if spec is None:
+                return name
+            if spec.submodule_search_locations is None:
+                return ""
+            path = list(spec.submodule_search_locations)
+        except Exception:
+            return ""
+    return ""
 
 
 class HookRegistry:
@@ -47,7 +69,7 @@ class HookRegistry:
             return tuple(sorted(self._specs))
 
     def check(self, names: Collection[str]) -> None:
-        """As `HookHost`."""
+        """As `HookHost`; modules that are not there are found, too."""
         if not names:
             return
         known = self.names()
@@ -55,6 +77,15 @@ class HookRegistry:
         if missing:
             installed = ", ".join(known[:20]) or "none"
             message = f"master hook {missing[0]!r} is not installed where the coordinator runs; in {GROUP} there are: {installed}"
+            raise InvalidConfigError(message, setting="master_hooks")
+        for name in sorted(set(names)):
+            self._check_module(name)
+
+    def _check_module(self, name: str) -> None:
+        spec = self._specs[name]
+        missing = find_missing(spec.partition(":")[0])
+        if missing:
+            message = f"master hook {name!r} is installed as {spec}, and there is no module {missing!r} where the coordinator runs"
             raise InvalidConfigError(message, setting="master_hooks")
 
     def of_job(self, job_id: str, epoch: int) -> ProcessHooks:

@@ -43,6 +43,8 @@ class RestoreHook(msgspec.Struct, frozen=True):
     name: str
     checkpoint_id: int
     """0: the job starts empty, and the hook is reset."""
+    timestamp_ms: int
+    """Of the checkpoint's trigger; 0 without one."""
     state: HookState | None
     timeout_ms: int
     """Its process is killed behind this time."""

@@ -426,9 +426,10 @@ class NextAttempt:
         config = self._graph.config
         self._hooks_missing = frozenset(config.master_hooks)
         self._under_way = bool(self._hooks_missing)
-        checkpoint_id = self.restore.checkpoint_id if self.restore is not None else 0
+        found, timeout_ms = self.restore, config.master_hook_timeout_ms
+        checkpoint_id, at_ms = (found.checkpoint_id, found.timestamp_ms) if found is not None else (0, 0)
         self._turn.out += [
-            job_actions.RestoreHook(self.number, name, checkpoint_id, stored.get(name), config.master_hook_timeout_ms)
+            job_actions.RestoreHook(self.number, name, checkpoint_id, at_ms, stored.get(name), timeout_ms)
             for name in sorted(self._hooks_missing)
         ]
 

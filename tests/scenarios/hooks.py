@@ -124,9 +124,13 @@ def a_hook_never_returns() -> None:
 def states_are_restored() -> None:
     rig = running_rig()
     rig.checkpoint()
+    told = {action.timestamp_ms for action in of(rig.actions, actions.TriggerHook)}
+    assert len(told) == 1
+    assert 0 not in told
     rig.actions.clear()
     fail_over(rig)
     restores = {action.name: action for action in of(rig.actions, job_actions.RestoreHook)}
+    assert {action.timestamp_ms for action in restores.values()} == told, "of its trigger"
     assert {name: (action.checkpoint_id, action.state) for name, action in restores.items()} == {
         "one": (1, ONE),
         "two": (1, TWO),
@@ -162,8 +166,8 @@ def a_version_is_not_known() -> None:
 
 def empty_start_and_end() -> None:
     rig = running_rig()
-    resets = [(action.name, action.checkpoint_id) for action in of(rig.actions, job_actions.RestoreHook)]
-    assert resets == [("one", 0), ("three", 0), ("two", 0)]
+    resets = [(action.name, action.checkpoint_id, action.timestamp_ms) for action in of(rig.actions, job_actions.RestoreHook)]
+    assert resets == [("one", 0, 0), ("three", 0, 0), ("two", 0, 0)]
     with hooks_of(hook="Stateful") as port:
         assert ask(port, HookCall(HookCallKind.RESET, "hook", 0, timeout_ms=30_000)).verdict is HookVerdict.DONE
         port.close()

@@ -31,7 +31,7 @@ class Stateful(MasterHook):
         return b"state of %d" % checkpoint.checkpoint_id
 
     def restore_checkpoint(self, checkpoint: HookCheckpoint, version: int, state: bytes | None) -> None:
-        _log(f"restore {checkpoint.checkpoint_id} {version} {state!r}")
+        _log(f"restore {checkpoint.checkpoint_id} of {checkpoint.timestamp_ms}: {version} {state!r}")
 
     def reset(self, checkpoint: HookCheckpoint) -> None:
         _log(f"reset {checkpoint.checkpoint_id}")

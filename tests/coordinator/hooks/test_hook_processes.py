@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,11 +50,11 @@ def test_its_state_and_what_it_gets_back(log: Path) -> None:
     with hooks_of(hook="Stateful") as port:
         reply = ask(port, trigger(5))
         assert reply == HookReply(state=HookState("hook", 2, b"state of 5"))
-        assert ask(port, HookCall(HookCallKind.RESTORE, "hook", 5, state=reply.state, timeout_ms=FIRST_MS)) == HookReply()
+        assert ask(port, HookCall(HookCallKind.RESTORE, "hook", 5, 1_000, reply.state, FIRST_MS)) == HookReply()
         assert ask(port, HookCall(HookCallKind.RESTORE, "hook", 4, timeout_ms=FIRST_MS)) == HookReply()
         port.close()
         assert port.join(30)
-    assert lines(log) == ["trigger 5 4", "restore 5 2 b'state of 5'", "restore 4 0 None", "close"]
+    assert lines(log) == ["trigger 5 4", "restore 5 of 1000: 2 b'state of 5'", "restore 4 of 0: 0 None", "close"]
     assert len({line.split()[0] for line in log.read_text().splitlines()}) == 1, "one process"
 
 
@@ -116,6 +117,44 @@ def test_one_that_is_not_installed() -> None:
     registry.register("other", f"{INSTALLED}:Stateful")
     with pytest.raises(InvalidConfigError, match=r"'hook' is not installed .* there are: other"):
         registry.check(["hook", "other"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ("nosuch:Thing", "nosuch"),
+        ("nosuch.hooks:Thing", "nosuch"),
+        ("tests.coordinator.nosuch.hooks:Thing", "tests.coordinator.nosuch"),
+        (f"{INSTALLED}:Stateful", None),
+        (f"{INSTALLED}:NoSuch", None),
+        ("json.decoder.JSONDecoder:x", None),  # of a module, which may make others when it is imported
+        ("os.path:join", None),
+    ],
+)
+def test_one_whose_module_is_not_there_is_refused_and_nothing_is_imported(spec: str, missing: str | None) -> None:
+    registry = HookRegistry()
+    registry.register("hook", spec)
+    before = set(sys.modules)
+    if missing is None:
+        registry.check(["hook"])
+    else:
+        with pytest.raises(InvalidConfigError, match=rf"'hook' is installed as {spec}, .* no module '{missing}'"):
+            registry.check(["hook"])
+    assert set(sys.modules) == before
+
+
+class Broken:
+    """A finder of another package's."""
+
+    def find_spec(self, *_: object) -> None:
+        raise RuntimeError("not now")
+
+
+def test_a_finder_that_fails_refuses_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Broken()])
+    registry = HookRegistry()
+    registry.register("hook", "nosuch:Thing")
+    registry.check(["hook"])
 
 
 def test_tokens_do_not_reach_a_hook(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
