@@ -5,12 +5,13 @@ A file is created once, by put-if-absent, and never changes. A file or line that
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from holdfast.coordinator.ha.store import put_once
+from holdfast.coordinator.history.lines import place_lines
 from holdfast.coordinator.history.recorder import WRITE_BYTES, WriteHistory
 from holdfast.coordinator.history.records import (
     LINE_BYTES_MAX,
@@ -21,7 +22,6 @@ from holdfast.coordinator.history.records import (
     Line,
     Position,
 )
-from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, parse_history_name
 from holdfast.statebackends.storage.port import (
@@ -278,36 +278,22 @@ def _take(
             _note_gap(found, place)
             found.last, found.is_closed = place, False
         return True
-    for number, line in _lines(content, first):
+    for number, line, entry in place_lines(content, first):
         place = Position(epoch, number)
         if query.before is not None and place >= query.before:
             return True
         if query.after is not None and place <= query.after:
-            found.is_closed = _is_last(_decoded(line, number))
+            found.is_closed = _is_last(entry)
             continue
-        entry = _decoded(line, number)
         if isinstance(entry, Line) and _is_wanted(entry, query) and len(found.entries) >= query.limit:
             return False
         _note_gap(found, place)
         if isinstance(entry, str):
-            found.damage.append(HistoryDamage(path, number - first + 1, entry))
+            found.damage.append(HistoryDamage(path, line, entry))
         elif _is_wanted(entry, query):
             found.entries.append(HistoryEntry(epoch, number, entry.at_ms, entry.kind, entry.facts))
         found.last, found.is_closed = place, _is_last(entry)
     return True
-
-
-def _lines(content: bytes, first: int) -> Iterator[tuple[int, bytes]]:
-    return enumerate(content.removesuffix(b"\n").split(b"\n"), first)
-
-
-def _decoded(line: bytes, number: int) -> Line | str:
-    """The record, or why it can't be read."""
-    try:
-        found = decode_json(line, Line)
-    except UNDECODABLE as error:
-        return str(error)[:200] or type(error).__name__
-    return found if found.number == number else f"record {number} is expected here, not {found.number}"
 
 
 def _is_wanted(line: Line, query: HistoryQuery) -> bool:

@@ -163,6 +163,48 @@ def test_faults_that_are_named_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert ([each.line for each in found.damage], found.left_out) == ([1, 2, 3], 7)
 
 
+def broken(content: bytes) -> bytes:
+    """With a line break in the middle of its first line."""
+    return content[:9] + b"\n" + content[9:]
+
+
+def numbered(*numbers: int) -> bytes:
+    return b"".join(lines(number, 1) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "damaged", "gaps"),
+    [
+        (lines(4, 1) + broken(lines(5, 1)) + lines(6, 3), [4, 6, 7, 8], [2, 3], 0),
+        (broken(lines(4, 1)) + lines(5, 1), [5], [1, 2], 0),
+        (lines(4, 1) + broken(lines(5, 1)) + broken(lines(6, 1)) + lines(7, 1), [4, 7], [2, 3, 4, 5], 0),
+        (lines(4, 1) + b"\n\n" + lines(5, 2), [4, 5, 6], [2, 3], 0),
+        (lines(4, 1) + lines(5, 1)[:-1] + lines(6, 3), [4, 7, 8], [2], 1),  # two that were run together
+        (numbered(4, 7, 8), [4, 7, 8], [], 1),  # 5 and 6 were taken out
+        (numbered(4, 994, 6, 7), [4, 6, 7], [2], 0),
+        (numbered(4, 5, 996), [4, 5], [3], 0),
+        (numbered(4, 5, 5, 6), [4, 5, 6], [3], 0),
+        (numbered(4, 5, 4, 5, 6), [4, 5, 6], [3, 4], 0),
+        (numbered(6, 5, 4), [5], [1, 3], 0),
+    ],
+)
+def test_a_line_that_is_broken_hides_no_line_behind_it(content: bytes, found: list[int], damaged: list[int], gaps: int) -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 3))
+    put(storage, 1, 4, content)
+    page = read(storage)
+    assert [number for _, number in places(page)] == [1, 2, 3, *found]
+    assert [each.line for each in page.damage] == damaged
+    assert len(page.gaps) == gaps
+    singly, after, more = list[int](), None, True
+    while more:
+        part = read(storage, after=after, limit=1)
+        singly += [number for _, number in places(part)]
+        assert len(singly) <= 20
+        after, more = parse_position(part.next), part.more
+    assert singly == [1, 2, 3, *found], "page by page"
+
+
 def test_kinds_filter_and_unknown_kinds_pass() -> None:
     storage = DictStorage()
     put(storage, 1, 1, lines(1, 2) + lines(3, 1, kind="drill") + lines(4, 1))
