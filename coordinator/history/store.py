@@ -5,7 +5,7 @@ A file is created once, by put-if-absent, and never changes. A file or line that
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace

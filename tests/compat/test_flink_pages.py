@@ -27,7 +27,7 @@ REFUSED_MARKUP = "Executing inline event handler violates the following Content 
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (jar,) = (FLINK / "lib").glob("flink-dist-*.jar")
     state = tmp_path_factory.mktemp("flink") / "state"
-    checkpoint, savepoint = write_snapshots(state)
+    checkpoint, savepoint = write_snapshots(state, state)
     coordinator = StagedCoordinator(checkpoint_path=str(checkpoint), savepoint_path=str(savepoint))
     with serving(coordinator, state, flink_ui=jar) as running:
         yield running
