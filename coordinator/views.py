@@ -294,6 +294,30 @@ class CheckpointPhases(msgspec.Struct, frozen=True):
     new_files: int
 
 
+class HookWaitView(msgspec.Struct, frozen=True):
+    """How one checkpoint has waited for the job's master hooks, before any of its tasks was triggered."""
+
+    missing: tuple[str, ...]
+    """Those that have not answered, by name; empty: the tasks were triggered."""
+    last: str = ""
+    """The one that answered last."""
+    took_ms: int = -1
+    """From the checkpoint's trigger to that answer; -1: none has come."""
+
+
+NO_ANSWER = "no answer in time"
+
+
+def silent_hooks_text(names: Iterable[str]) -> str:
+    """On record of a checkpoint whose time for master hooks is over."""
+    return f"{NO_ANSWER} from master hook {', '.join(repr(name) for name in sorted(names))}"
+
+
+def failed_hook_text(name: str, message: str) -> str:
+    """On record of a checkpoint whose master hook has failed. Its runner says NO_ANSWER first where it had no time left."""
+    return f"master hook {name!r}: {message}"
+
+
 class CheckpointView(msgspec.Struct, frozen=True):
     """One checkpoint or savepoint, in any state."""
 
@@ -326,6 +350,8 @@ class CheckpointView(msgspec.Struct, frozen=True):
     """As in CheckpointPhases; of one that is completed."""
     notify_ms: int = -1
     """As in CheckpointPhases."""
+    hooks: HookWaitView | None = None
+    """None: the job has no master hooks, or it is not known any more."""
 
     @property
     def is_savepoint(self) -> bool:

@@ -40,7 +40,7 @@ from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.ha.shared_state import ResolvedStates, UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note, Turn
 from holdfast.coordinator.totals import Tally, Totals
-from holdfast.coordinator.views import ScheduleView
+from holdfast.coordinator.views import ScheduleView, failed_hook_text, silent_hooks_text
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.layout import JobPaths, shared_name
 
@@ -466,6 +466,7 @@ class CheckpointCoordinator:
             self._timestamp_ms = pending.timestamp_ms = max(self._timestamp_ms, self._turn.wall_ms)
             pending.call_hooks(names, now_ms + timeout_ms)
             self.stats.triggered(pending.checkpoint_id, pending.request, pending.ordered_tasks, pending.timestamp_ms)
+            self.stats.hooks_called(pending.checkpoint_id, names)
             self._turn.out += [
                 actions.TriggerHook(pending.checkpoint_id, name, pending.timestamp_ms, timeout_ms) for name in sorted(names)
             ]
@@ -477,9 +478,10 @@ class CheckpointCoordinator:
             return
         match event:
             case events.HookFailed():
-                self._abort(pending, FailureReason.TRIGGER_FAILURE, clip(f"master hook {event.name!r}: {event.message}"))
+                self._abort(pending, FailureReason.TRIGGER_FAILURE, clip(failed_hook_text(event.name, event.message)))
             case events.HookAnswered():
                 pending.hook_answered(event.name, event.state)
+                self.stats.hook_answered(event.checkpoint_id, event.name, pending.hooks_missing, self._turn.wall_ms)
                 if not pending.hooks_missing:
                     self._trigger_or_abort(pending)
             case _:
@@ -882,7 +884,6 @@ def _trigger_of(pending: PendingCheckpoint) -> actions.SendTriggers:
 def _missing_of(pending: PendingCheckpoint) -> str:
     """Who has not answered, for the message of an expiry."""
     if pending.status is PendingStatus.CALLING_HOOKS:
-        names = ", ".join(repr(name) for name in sorted(pending.hooks_missing))
-        return f"no answer in time from master hook {names}"
+        return silent_hooks_text(pending.hooks_missing)
     missing = ", ".join(f"{task.vertex} ({task.subtask})" for task in list(pending.missing())[:10])
     return f"no acknowledgement in time from {missing}"

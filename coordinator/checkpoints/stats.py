@@ -21,6 +21,7 @@ from holdfast.coordinator.views import (
     CheckpointPhases,
     CheckpointStatsView,
     CheckpointView,
+    HookWaitView,
     Quantiles,
     RestoredView,
     SubtaskCheckpointView,
@@ -66,6 +67,7 @@ class _Tracked:
         self.latest_ack_ms = -1
         self.checkpointed_size = self.state_size = self.processed_bytes = self.persisted_bytes = 0
         self.unaligned = False
+        self.hooks: HookWaitView | None = None
 
     def acknowledge(self, ack: AcknowledgeCheckpoint, at_ms: int) -> None:
         task = SubtaskKey(ack.vertex, ack.subtask)
@@ -108,6 +110,7 @@ class _Tracked:
             num_subtasks=len(self.tasks),
             num_acknowledged_subtasks=len(self._acks),
             vertices={},
+            hooks=self.hooks,
             savepoint_format=("NATIVE" if self.request.native else "CANONICAL") if self.request.kind.is_savepoint else None,
         )
 
@@ -307,6 +310,14 @@ class CheckpointStats:
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
         self._counts["total"] += 1
         self._in_progress[checkpoint_id] = _Tracked(checkpoint_id, request, sorted(tasks), trigger_ms)
+
+    def hooks_called(self, checkpoint_id: int, names: Iterable[str]) -> None:
+        self._in_progress[checkpoint_id].hooks = HookWaitView(tuple(sorted(names)))
+
+    def hook_answered(self, checkpoint_id: int, name: str, missing: Iterable[str], wall_ms: int) -> None:
+        """`missing`: the hooks that have not."""
+        tracked = self._in_progress[checkpoint_id]
+        tracked.hooks = HookWaitView(tuple(sorted(missing)), name, max(0, wall_ms - tracked.trigger_ms))
 
     def acknowledged(self, ack: AcknowledgeCheckpoint, wall_ms: int) -> None:
         tracked = self._in_progress.get(ack.checkpoint_id)

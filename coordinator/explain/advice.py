@@ -6,6 +6,7 @@ A cause that is not known, or not seen any more, gets none: what would help is n
 from __future__ import annotations
 
 from holdfast.barriers.exchange.guarantee import AT_LEAST_ONCE
+from holdfast.barriers.jobgraph import MASTER_HOOK_TIMEOUT_MS_MAX
 from holdfast.barriers.tunable import TUNABLE, SettingValue, apply_settings
 from holdfast.coordinator.explain.facts import Facts
 from holdfast.coordinator.explain.records import CauseKind, SettingChange
@@ -60,6 +61,10 @@ def advise(facts: Facts, kind: CauseKind, *, vertex_id: str = "", duration_ms: i
             return _change(
                 facts, "memory_snapshot_bytes_max", new, "the small tables of one subtask are more than the memory backend may send"
             )
+        case CauseKind.MASTER_HOOK_TIMEOUT:
+            old = config.master_hook_timeout_ms
+            new = max(old, min(2 * old, config.checkpoint_timeout_ms, MASTER_HOOK_TIMEOUT_MS_MAX))
+            return _change(facts, "master_hook_timeout_ms", new, "a hook that only takes long would answer")
         case CauseKind.EXPIRED:
             new = min(TIME_MS_MAX, 2 * config.checkpoint_timeout_ms)
             return _change(facts, "checkpoint_timeout_ms", new, "a checkpoint that only takes long would complete")

@@ -9,6 +9,7 @@ from holdfast.coordinator.explain.advice import advise
 from holdfast.coordinator.explain.facts import Facts, shown, time_text
 from holdfast.coordinator.explain.failed import explain_failed
 from holdfast.coordinator.explain.functions import explain_function
+from holdfast.coordinator.explain.master_hooks import explain_slow_hooks
 from holdfast.coordinator.explain.pending import explain_pending
 from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, SettingChange, Situation
 from holdfast.coordinator.explain.slow import Chain, explain_slow
@@ -109,7 +110,7 @@ def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
         summary += f"; usually it takes {time_text(median_ms)}"
     if not facts.is_slow(checkpoint, duration_ms):
         return _explanation(facts, checkpoint, "completed", summary, _usual(facts, checkpoint))
-    chain = explain_slow(facts, checkpoint)
+    chain = explain_slow_hooks(checkpoint) or explain_slow(facts, checkpoint)
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=duration_ms)
     return _explanation(facts, checkpoint, "completed", summary, chain, setting)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.barriers.messages import FailureReason
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
+from holdfast.coordinator.explain.master_hooks import hook_cause
 from holdfast.coordinator.explain.pending import explain_missing_acks, missing_subtasks
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import Chain
@@ -47,10 +48,13 @@ _STORAGE = (
 
 def explain_failed(facts: Facts, checkpoint: CheckpointView) -> Chain:
     reason, message = checkpoint.failure_reason or "", checkpoint.failure_message or ""
+    hook = hook_cause(facts, message) if reason in (FailureReason.TRIGGER_FAILURE, FailureReason.EXPIRED) else None
     if reason == FailureReason.EXPIRED:
-        return _expired(facts, checkpoint)
+        return _expired(facts, checkpoint, hook)
     if reason == FailureReason.JOB_FAILOVER:
         return _failed_over(facts, checkpoint, message)
+    if hook is not None:
+        return Chain([hook])
     if reason in (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION):
         return _declined(reason, message)
     kind, text = _TEXTS.get(reason, (CauseKind.NOT_KNOWN, f"its reason is {shown(reason) or 'not known'}"))
@@ -62,9 +66,12 @@ def _quoted(message: str, reason: str) -> str:
     return f": {shown(message, TEXT_BYTES_MAX)}" if message and message != reason else ""
 
 
-def _expired(facts: Facts, checkpoint: CheckpointView) -> Chain:
+def _expired(facts: Facts, checkpoint: CheckpointView, hook: Cause | None) -> Chain:
+    """`hook`: what its master hooks did; then no task was triggered, and none is asked why it has not acknowledged."""
     age_ms = checkpoint.failure_ms - checkpoint.trigger_ms
     text = f"it was not complete after {time_text(age_ms)}; checkpoint_timeout_ms is {facts.config.checkpoint_timeout_ms}"
+    if hook is not None:
+        return Chain([Cause(CauseKind.EXPIRED, text), hook])
     missing = missing_subtasks(checkpoint)
     if not missing:
         return Chain([Cause(CauseKind.EXPIRED, text + _quoted(checkpoint.failure_message or "", "expired"))])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.barriers.messages import SubtaskKey, TaskState
 from holdfast.coordinator.explain.bottleneck import find_bottleneck, longest_call
 from holdfast.coordinator.explain.facts import Facts, time_text
+from holdfast.coordinator.explain.master_hooks import explain_awaited_hooks
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 from holdfast.coordinator.explain.slow import Chain, explain_slow, follow_barrier
 from holdfast.coordinator.views import CheckpointView, WorkerView
@@ -19,6 +20,9 @@ MOST = 0.5
 
 def explain_pending(facts: Facts, checkpoint: CheckpointView) -> Chain:
     """Of a checkpoint that is in progress, and late."""
+    awaited = explain_awaited_hooks(facts, checkpoint)
+    if awaited is not None:
+        return awaited
     missing = missing_subtasks(checkpoint)
     if not missing and checkpoint.vertices:
         waited_ms = facts.job.now_ms - checkpoint.latest_ack_ms
@@ -29,6 +33,8 @@ def explain_pending(facts: Facts, checkpoint: CheckpointView) -> Chain:
 
 def place_of_wait(facts: Facts, checkpoint: CheckpointView) -> list[SubtaskKey]:
     """Missing subtasks of live workers, most likely ones first; empty if the cause is seen without asking them."""
+    if checkpoint.hooks is not None and checkpoint.hooks.missing:
+        return []  # no task knows of it yet
     missing = missing_subtasks(checkpoint)
     frontier = _frontier(facts, missing) if missing else []
     if not frontier or _worker_cause(facts, missing, -1) or _task_cause(facts, frontier):

@@ -147,6 +147,7 @@ class CauseKind(StrEnum):
     HUNG_WORKER = "hung_worker"
     TASK_NOT_RUNNING = "task_not_running"
     IN_FUNCTION = "in_function"
+    SLOW_MASTER_HOOK = "slow_master_hook"
     # failed
     EXPIRED = "expired"
     DECLINED = "declined"
@@ -155,6 +156,8 @@ class CauseKind(StrEnum):
     STORAGE_FULL = "storage_full"
     STORAGE_FAILED = "storage_failed"
     IN_FLIGHT_LIMIT = "in_flight_limit"
+    MASTER_HOOK_FAILED = "master_hook_failed"
+    MASTER_HOOK_TIMEOUT = "master_hook_timeout"
     TASK_FAILED = "task_failed"
     JOB_FAILED_OVER = "job_failed_over"
     LEADER_CHANGED = "leader_changed"

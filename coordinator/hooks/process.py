@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from holdfast.coordinator.confined import import_path
 from holdfast.coordinator.hooks.calls import MESSAGE_CHARS_MAX, HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.hooks.frames import FRAME_BYTES_MAX, PREFIX, HookAnswer, HookRequest, decode_answer, frame
+from holdfast.coordinator.views import NO_ANSWER
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.snapshot.metadata import HOOK_STATE_BYTES_MAX, HookState
@@ -137,7 +138,7 @@ class HookProcess:
         poller.register(descriptor, events)
         left_ms = (deadline_s - time.monotonic()) * 1000
         if left_ms <= 0 or not poller.poll(left_ms):
-            raise HookError("no answer in time; its process was killed")
+            raise HookError(f"{NO_ANSWER}; its process was killed")
 
     def _gone(self) -> str:
         process = self._process

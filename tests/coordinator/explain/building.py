@@ -19,6 +19,7 @@ from holdfast.coordinator.views import (
     CheckpointStatsView,
     CheckpointView,
     ExceptionView,
+    HookWaitView,
     JobOverviewView,
     JobView,
     ScheduleView,
@@ -99,6 +100,7 @@ class Built:
     failed_after_ms: int = 0
     decide_ms: int = 15
     notify_ms: int = 20
+    hooks: HookWaitView | None = None
     acks: dict[tuple[str, int], Ack | None] = field(default_factory=dict)
     """Where not healthy; None: missing."""
     shares: dict[tuple[str, int], tuple[int, int] | None] = field(default_factory=dict)
@@ -251,6 +253,7 @@ class Built:
             failure_message=self.message or self.reason,
             decide_ms=self.decide_ms if is_completed else -1,
             notify_ms=self.notify_ms if is_completed else -1,
+            hooks=self.hooks,
         )
 
     def _job(self) -> JobView:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.barriers.messages import CheckpointKind, TaskState
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.records import CauseKind
-from holdfast.coordinator.views import ExceptionView, ScheduleView
+from holdfast.coordinator.views import ExceptionView, HookWaitView, ScheduleView
 from holdfast.statebackends.settings import RocksDBConfig
 from tests.coordinator.explain.building import COMMITTER, HEALTHY, JOB, MIB, NOW, SINK, SOURCE, WINDOW, Built
 
@@ -25,16 +25,18 @@ class Case:
     """`name=new` of the recommended setting; a `!` in front: with the next submission only."""
     place: str = ""
     """Part of the place of the first cause."""
+    text: str = ""
+    """Part of what the first cause says."""
 
 
 CASES: list[Case] = []
 
 
 def situation(
-    first: CauseKind, setting: str | None = None, place: str = ""
+    first: CauseKind, setting: str | None = None, place: str = "", *, text: str = ""
 ) -> Callable[[Callable[[Built], None]], Callable[[Built], None]]:
     def add(change: Callable[[Built], None]) -> Callable[[Built], None]:
-        CASES.append(Case(change.__name__, change, first, setting, place))
+        CASES.append(Case(change.__name__, change, first, setting, place, text))
         return change
 
     return add
@@ -557,6 +559,90 @@ def subsumed(it: Built) -> None:
     failed(it, "subsumed", "checkpoint 42 completed")
 
 
+# ---------------------------------------------------------------------------------------------------- master hooks
+
+
+def no_task_was_triggered(it: Built) -> None:
+    for vertex in (SOURCE, WINDOW, SINK):
+        it.missing(vertex, 0, 1, 2, 3)
+    it.missing(COMMITTER, 0)
+
+
+@situation(CauseKind.MASTER_HOOK_TIMEOUT, "!master_hook_timeout_ms=20000", text="from master hook 'ledger'")
+def a_master_hook_gave_no_answer(it: Built) -> None:
+    failed(it, "trigger_failure", "no answer in time from master hook 'ledger'", after_ms=10_000)
+    no_task_was_triggered(it)
+    it.pressed(SOURCE)
+    it.busy(WINDOW)
+
+
+@situation(CauseKind.MASTER_HOOK_TIMEOUT, "!master_hook_timeout_ms=20000", text="master hook 'ledger'")
+def the_process_of_a_master_hook_was_killed_at_its_time(it: Built) -> None:
+    failed(it, "trigger_failure", "master hook 'ledger': no answer in time; its process was killed", after_ms=10_000)
+    no_task_was_triggered(it)
+
+
+@situation(CauseKind.MASTER_HOOK_TIMEOUT, None, text="'books', 'ledger'")
+def master_hooks_have_no_longer_time_to_give(it: Built) -> None:
+    failed(it, "trigger_failure", "no answer in time from master hook 'books', 'ledger'", after_ms=600_000)
+    it.tune(master_hook_timeout_ms=600_000, checkpoint_timeout_ms=900_000)
+    no_task_was_triggered(it)
+
+
+@situation(CauseKind.MASTER_HOOK_TIMEOUT, "checkpoint_timeout_ms=20000", text="from master hook 'ledger'")
+def it_expired_while_a_master_hook_was_called(it: Built) -> None:
+    failed(it, "expired", "no answer in time from master hook 'ledger'", after_ms=10_000)
+    it.tune(checkpoint_timeout_ms=10_000, master_hook_timeout_ms=30_000)
+    no_task_was_triggered(it)
+    it.workers[3] = {"registered": False}
+
+
+@situation(CauseKind.MASTER_HOOK_FAILED, None, text="master hook 'ledger': OSError: no answer in time: the ledger is closed")
+def a_master_hook_raised(it: Built) -> None:
+    failed(it, "trigger_failure", "master hook 'ledger': OSError: no answer in time: the ledger is closed", after_ms=20)
+    no_task_was_triggered(it)
+
+
+@situation(CauseKind.STORAGE_FAILED, None, text="its id could not be claimed in storage: StorageUnavailableError")
+def its_id_could_not_be_claimed(it: Built) -> None:
+    failed(it, "trigger_failure", "StorageUnavailableError: master hook 'ledger' is no folder", after_ms=20)
+
+
+@situation(CauseKind.SLOW_MASTER_HOOK, None, text="master hook 'ledger' has not answered for 30.0 s")
+def a_pending_one_waits_for_a_master_hook(it: Built) -> None:
+    pending(it)
+    no_task_was_triggered(it)
+    it.hooks = HookWaitView(("ledger",), "books", 40)
+    it.pressed(SOURCE)
+    it.busy(WINDOW)
+    it.workers[3] = {"registered": False}
+
+
+@situation(CauseKind.BUSY_VERTEX, "unaligned_checkpoints=true", "table")
+def a_pending_one_whose_master_hooks_have_answered(it: Built) -> None:
+    a_pending_one_waits_behind_records(it)
+    it.hooks = HookWaitView((), "ledger", 40)
+
+
+@situation(CauseKind.SLOW_MASTER_HOOK, None, text="its master hooks took 8.0 s of that, before any task was triggered; 'ledger'")
+def a_master_hook_took_most_of_its_time(it: Built) -> None:
+    it.all_acks(start=8_020)
+    it.hooks = HookWaitView((), "ledger", 8_000)
+    it.pressed(SOURCE)
+    it.busy(WINDOW)
+
+
+@situation(CauseKind.BUSY_VERTEX, "unaligned_checkpoints=true", "count per carrier")
+def a_master_hook_took_little_of_its_time(it: Built) -> None:
+    a_busy_window_holds_barriers_up(it)
+    it.hooks = HookWaitView((), "ledger", 3_000)
+
+
+@situation(CauseKind.USUAL)
+def healthy_with_a_master_hook(it: Built) -> None:
+    it.hooks = HookWaitView((), "ledger", 300)
+
+
 # --------------------------------------------------------------------------------------------------------- missing
 
 
@@ -642,6 +728,7 @@ def test_the_first_cause_and_the_setting_are_right(case: Case) -> None:
     assert found.first_cause.kind is case.first, [cause.text for cause in found.causes]
     if case.place:
         assert case.place in str(found.first_cause.place), found.first_cause
+    assert case.text in found.first_cause.text
     setting = found.setting
     shown = None if setting is None else f"{'' if setting.command else '!'}{setting.name}={str(setting.new).lower()}"
     assert shown == case.setting, [cause.text for cause in found.causes]

@@ -15,6 +15,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX
 from holdfast.coordinator.jobmaster.job import JobState
+from holdfast.coordinator.views import HookWaitView
 from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.bench import A, B, Bench, of
@@ -73,6 +74,20 @@ def test_a_hook_without_an_answer_in_its_time_aborts_as_trigger_failure_and_fail
     (view, *_) = bench.machine.stats.view().history
     assert view.failure_message == "no answer in time from master hook 'two'"
     assert bench.machine.is_quiet
+
+
+def test_views_name_the_hooks_that_a_checkpoint_waits_for_and_how_long_it_did() -> None:
+    bench = bench_with("one", "two", "three")
+    bench.trigger()
+    seen = [bench.machine.stats.view().history[0].hooks]
+    for now, name in ((50, "two"), (70, "three"), (90, "one")):
+        bench.now = now
+        bench.handle(events.HookAnswered(1, name, None))
+        seen.append(bench.machine.stats.view().history[0].hooks)
+    bench.ack_all(1)
+    first, second = HookWaitView(("one", "three", "two")), HookWaitView(("one", "three"), "two", 50)
+    assert seen == [first, second, HookWaitView(("one",), "three", 70), HookWaitView((), "one", 90)]
+    assert bench.machine.stats.view().history[0].hooks == seen[-1]
 
 
 def test_answers_that_nobody_awaits_change_nothing() -> None:

@@ -1,0 +1,52 @@
+"""Whether a checkpoint failed, waits or took long for the job's master hooks, and for which of them. Pure.
+
+Hooks are called before any task is triggered: while they are, no subtask, host or storage is to blame. What they do is not known
+here; which one it was, and whether it failed or gave no answer, is."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
+from holdfast.coordinator.explain.records import Cause, CauseKind
+from holdfast.coordinator.explain.slow import MOST, Chain
+from holdfast.coordinator.views import NO_ANSWER, CheckpointView, failed_hook_text, silent_hooks_text
+
+_SILENT = re.escape(silent_hooks_text(()))
+_NAMED = failed_hook_text("", "").replace("''", r"(?:'[^']*'|\"[^\"]*\")")
+_TIMED_OUT = re.compile(rf"{_SILENT}|{_NAMED}{re.escape(NO_ANSWER)}")
+_FAILED = re.compile(_NAMED)
+
+
+def hook_cause(facts: Facts, message: str) -> Cause | None:
+    """What the message of a failed checkpoint tells of a master hook; None if it is not about one."""
+    told = shown(message, TEXT_BYTES_MAX)
+    if _TIMED_OUT.match(message):
+        text = f"{told}; no task was triggered, and master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}"
+        return Cause(CauseKind.MASTER_HOOK_TIMEOUT, text)
+    if _FAILED.match(message):
+        return Cause(CauseKind.MASTER_HOOK_FAILED, f"{told}; no task was triggered")
+    return None
+
+
+def explain_awaited_hooks(facts: Facts, checkpoint: CheckpointView) -> Chain | None:
+    """Of a checkpoint in progress; None if it does not wait for master hooks."""
+    hooks = checkpoint.hooks
+    if hooks is None or not hooks.missing:
+        return None
+    waited = time_text(max(0, facts.job.now_ms - checkpoint.trigger_ms))
+    text = f"master hook {_names(hooks.missing)} has not answered for {waited}, and no task is triggered before"
+    return Chain([Cause(CauseKind.SLOW_MASTER_HOOK, f"{text}; master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}")])
+
+
+def explain_slow_hooks(checkpoint: CheckpointView) -> Chain | None:
+    """Of a completed one that took long; None if its master hooks did not take most of its time."""
+    hooks = checkpoint.hooks
+    if hooks is None or hooks.took_ms <= MOST * max(0, checkpoint.end_to_end_ms):
+        return None
+    text = f"its master hooks took {time_text(hooks.took_ms)} of that, before any task was triggered; {_names((hooks.last,))}"
+    return Chain([Cause(CauseKind.SLOW_MASTER_HOOK, f"{text} answered last")])
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(shown(name)) for name in names)
