@@ -36,7 +36,11 @@ def _ask_spark(what: Examined) -> Iterator[Finding]:
     except (OSError, UnicodeDecodeError):  # its own check says so
         yield skipped("executors", f"Spark is not started: {what.spark_conf} can't be read")
         return
-    yield from executors.ask_spark(what.url and what.url.split(",")[0], what.state_directory, settings)
+    directory = what.state_directory
+    if directory is not None and not storage.is_there(directory):
+        yield skipped("shared directory", f"{directory} does not exist here: executors are not asked about it")
+        directory = None
+    yield from executors.ask_spark(what.url and what.url.split(",")[0], directory, settings)
 
 
 def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
@@ -66,7 +70,7 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
     if what.certificate is not None and what.key is not None:
         look = functools.partial(network.certificates, what.certificate, what.key, what.authority)
         checks.append(Check("certificate", look, "look at the files with openssl"))
-    here = run_checks(checks)  # first: a state directory that is new is made by it, and executors look for it
+    here = run_checks(checks)
     if what.asks_spark:
         look = functools.partial(_ask_spark, what)
         found = run_checks([Check("executors", look, "Spark does not start, or has no free slots")], executors.TIMEOUT_S)

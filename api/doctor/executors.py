@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.api.doctor.findings import Finding, fault, ok, skipped
 from holdfast.api.doctor.host import judge_settings
-from holdfast.api.doctor.storage import skew
+from holdfast.api.doctor.storage import folders_of_trials, remove_trials, skew
 from holdfast.statebackends.errors import HoldfastError
 from holdfast.statebackends.layout import doctor_folder
 from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import DeleteFolder, PutIfAbsent
+from holdfast.statebackends.storage.port import PutIfAbsent
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -143,13 +143,14 @@ def shared_file(directory: str) -> Iterator[SharedFile]:
     """A file in a state directory, deleted at the end of the block with what executors write beside it. Raises
     StorageUnavailableError."""
     storage, folder = open_storage(directory), doctor_folder(secrets.token_hex(8))
+    made = folders_of_trials(storage)
     shared = SharedFile(directory, f"{folder}/shared", secrets.token_hex(16))
     try:
         storage.execute(PutIfAbsent(shared.path, shared.nonce.encode()))
         yield shared
     finally:
         with contextlib.suppress(HoldfastError):  # nothing rests on it, and the checks of the storage tell why
-            storage.execute(DeleteFolder(folder))
+            remove_trials(storage, folder, made)
 
 
 def ask_spark(url: str | None, directory: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:

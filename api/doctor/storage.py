@@ -1,25 +1,33 @@
-"""A state directory, on a disk or in a bucket, by the operations that everything rests on. What is written is deleted again."""
+"""A state directory, on a disk or in a bucket, by the operations that everything rests on. What is written is deleted again.
+
+A folder that does not exist is not made: a path with a typing error, and one below a mount that is missing, look like a directory
+before its first start, and whoever made it would find it sound. Which of them it is, only a person can tell."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.api.doctor.findings import Finding, fault, ok, warning
 from holdfast.statebackends.errors import HoldfastError
-from holdfast.statebackends.layout import doctor_folder
+from holdfast.statebackends.layout import DIRECTORY_FILE, DOCTOR_FOLDER, SERVICE_FOLDER, doctor_folder
+from holdfast.statebackends.storage.directory import TEMPORARY_FOLDER, folder_of
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import (
     DeleteFolder,
     DescribeFiles,
     FileFacts,
     LinkFile,
+    ListFolder,
     PutIfAbsent,
     ReadFile,
+    StatFile,
     Storage,
     copies_links,
 )
@@ -39,8 +47,12 @@ _LAYERED = frozenset({"overlay", "aufs"})
 def storage_of(location: str, nonce: str) -> Iterator[Finding]:
     """All that is wrong with a state directory. `nonce`: names the files of this run."""
     storage = open_storage(location)
-    folder = doctor_folder(nonce)
+    if not is_there(location):
+        yield from _absent(Path(storage.root))
+        return
+    folder, made = doctor_folder(nonce), folders_of_trials(storage)
     try:
+        yield _served(storage)
         yield from _conditional_create(storage, folder)
         yield from _links(storage, folder)
         yield from _durable_writes(storage, folder)
@@ -49,7 +61,7 @@ def storage_of(location: str, nonce: str) -> Iterator[Finding]:
         yield fault("storage", f"{type(error).__name__}: {error.message}", _FIXES.get(type(error).__name__, _FIX))
     finally:
         try:
-            storage.execute(DeleteFolder(folder))
+            remove_trials(storage, folder, made)
         except HoldfastError as error:
             yield warning("storage", f"{folder} can't be deleted: {error.message}", "delete it by hand; nothing rests on it")
     if "://" not in storage.root:
@@ -64,6 +76,55 @@ _FIXES = {
     "StorageThrottledError": "ask the store for a higher rate, or give the directory a bucket of its own",
     "TooManyFilesError": "raise the limit of open files (ulimit -n)",
 }
+
+
+def is_there(location: str) -> bool:
+    """Whether a state directory is a folder that exists; of a bucket always. Raises OSError where that can't be told."""
+    return "://" in location.removeprefix("file://") or Path(folder_of(location)).is_dir()
+
+
+def _absent(folder: Path) -> Iterator[Finding]:
+    """A folder that is not there: what a first start makes in a folder that is, or a fault."""
+    wrong = f"correct the path, or mount what belongs there: `findmnt -T {shlex.quote(str(folder))}` says what is"
+    if os.path.lexists(folder):
+        yield fault("state directory", f"{folder} is no folder, or a link to none", wrong)
+    elif not folder.parent.is_dir():
+        text = f"{folder} does not exist, nor does the folder that it would be in: no first start looks so"
+        yield fault("state directory", text, wrong)
+    else:
+        first = f"before a first start make it, `mkdir {shlex.quote(str(folder))}`, and ask again"
+        text = f"{folder} does not exist; it was not made, so nothing was tried"
+        yield warning("state directory", text, f"{first}; at any other time {wrong}")
+        yield from space(folder.parent)
+
+
+def _served(storage: Storage) -> Finding:
+    """Whether it is the directory of a coordinator. An empty one may be that of a mount that is missing."""
+    if storage.execute(StatFile(DIRECTORY_FILE)) is not None:
+        return ok("state directory", f"{storage.root} is a coordinator's")
+    if "://" in storage.root:
+        text, look = f"no coordinator has served {storage.root}", "correct bucket and prefix"
+    else:
+        found = set(storage.execute(ListFolder(""))) - {f"{TEMPORARY_FOLDER}/", "lost+found/"}
+        text = f"no coordinator has served {storage.root}, which {'has other files' if found else 'is empty'}"
+        look = f"correct the path, or mount what belongs there: `findmnt -T {shlex.quote(storage.root)}` says what is"
+    return warning("state directory", text, f"nothing before a first start; at any other time {look}")
+
+
+def folders_of_trials(storage: Storage) -> list[Path]:
+    """Folders that are made for a run's files, and have to go with them, innermost first."""
+    if "://" in storage.root:
+        return []
+    root = Path(storage.root)
+    return [root / name for name in (DOCTOR_FOLDER, SERVICE_FOLDER, TEMPORARY_FOLDER) if not (root / name).exists()]
+
+
+def remove_trials(storage: Storage, folder: str, made: Iterable[Path]) -> None:
+    """Delete a run's files, and the folders that were made for them. Raises HoldfastError."""
+    storage.execute(DeleteFolder(folder))
+    for each in made:
+        with contextlib.suppress(OSError):  # it holds files of another run, or of a coordinator that has started meanwhile
+            each.rmdir()
 
 
 def _conditional_create(storage: Storage, folder: str) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ from holdfast.api.cli.main import app
 from holdfast.api.doctor import executors, host, network, storage
 from holdfast.api.doctor.findings import Check, Finding, Verdict, exit_code, fault, ok, run_checks, skipped, warning
 from holdfast.statebackends.errors import PermissionDeniedError
-from holdfast.statebackends.layout import doctor_folder, is_directory_file
+from holdfast.statebackends.layout import DIRECTORY_FILE, doctor_folder, is_directory_file
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, ListFiles, PutIfAbsent
 from holdfast.statebackends.storage.s3 import S3Storage
@@ -107,20 +107,65 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> dict
     return by_check(list(storage.storage_of(str(tmp_path), NONCE)))
 
 
+def everything_in(folder: Path) -> list[str]:
+    """Folders too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
 def test_a_sound_directory_and_nothing_is_left(tmp_path: Path) -> None:
+    open_storage(str(tmp_path)).execute(PutIfAbsent(DIRECTORY_FILE, b"n"))
+    before = everything_in(tmp_path)
     found = list(storage.storage_of(str(tmp_path), NONCE))
     checks = [finding.check for finding in found if finding.verdict is Verdict.OK]
-    assert {"conditional create", "hard links", "storage clock"} <= set(checks)
-    assert open_storage(str(tmp_path)).execute(ListFiles("")) == []
+    assert {"state directory", "conditional create", "hard links", "storage clock"} <= set(checks)
+    assert everything_in(tmp_path) == before
     assert is_directory_file(f"{doctor_folder(NONCE)}/write-0"), "what a killed run leaves has an owner"
+
+
+def test_a_path_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """It may be a typing error, a mount that is missing, or a first start."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    before = everything_in(tmp_path)
+    first, *rest = storage.storage_of(str(tmp_path / "state"), NONCE)
+    assert (first.check, first.verdict) == ("state directory", Verdict.WARNING)
+    assert f"mkdir {tmp_path / 'state'}" in first.fix
+    assert "findmnt" in first.fix
+    assert {finding.check for finding in rest} <= {"space", "inodes"}, "of the folder that it would be in"
+    for wrong in ("not/mounted/state", "file", "dangling", "file/state"):
+        (found,) = storage.storage_of(f"file://{tmp_path / wrong}", NONCE)
+        assert (found.check, found.verdict) == ("state directory", Verdict.FAULT), wrong
+        assert "mount" in found.fix
+    assert everything_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(("name", "words"), [("lost+found", "is empty"), ("photos", "has other files")])
+def test_a_folder_that_no_coordinator_has_served_is_a_warning_and_is_tried(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).mkdir()
+    found = by_check(list(storage.storage_of(str(tmp_path), NONCE)))
+    assert (found["state directory"].verdict, words in found["state directory"].text) == (Verdict.WARNING, True)
+    assert found["conditional create"].verdict is Verdict.OK
+    assert everything_in(tmp_path) == [name]
+
+
+def test_folders_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
+    opened = open_storage(str(tmp_path))
+    made = storage.folders_of_trials(opened)
+    for path in (f"{doctor_folder(NONCE)}/a", f"{doctor_folder('f' * 16)}/another-run"):
+        opened.execute(PutIfAbsent(path, b""))
+    storage.remove_trials(opened, doctor_folder(NONCE), made)
+    assert opened.execute(ListFiles("")) == [f"{doctor_folder('f' * 16)}/another-run"]
 
 
 def test_a_sound_bucket_and_one_that_overwrites(bucket: str, connection: S3Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "open_storage", lambda location: S3Storage(location, connection))
     found = by_check(list(storage.storage_of(f"{bucket}/state", NONCE)))
+    assert found.pop("state directory").verdict is Verdict.WARNING, "no coordinator has served it"
     assert {"conditional create", "copies in the store", "fsync", "storage clock"} == set(found)
     assert {finding.verdict for finding in found.values()} == {Verdict.OK}
     assert S3Storage(f"{bucket}/state", connection).execute(ListFiles("")) == []
+    S3Storage(f"{bucket}/state", connection).execute(PutIfAbsent(DIRECTORY_FILE, b"n"))
+    assert by_check(list(storage.storage_of(f"{bucket}/state", NONCE)))["state directory"].verdict is Verdict.OK
 
 
 def test_a_storage_that_overwrites_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,6 +497,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    mistyped = run("--state-dir", "nowhere/state", "--json")
+    assert (mistyped.exit_code, everything_in(tmp_path)) == (2, [])
+    (tmp_path / "state").mkdir()
     done = run("--state-dir", "state", "--json")
     findings = json.loads(done.stdout)
     assert done.exit_code == exit_code([Finding(**{**each, "verdict": Verdict(each["verdict"])}) for each in findings])
@@ -479,7 +527,7 @@ def test_executors_clocks_are_judged_by_when_they_were_asked(time_s: float, verd
     assert found["executors' clocks"].verdict is verdict
 
 
-def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_are_asked_about_a_state_directory_if_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     directory = tmp_path / "state"
@@ -489,6 +537,15 @@ def test_executors_are_asked_about_a_new_state_directory_once_it_is_there(tmp_pa
         with executors.shared_file(where) as shared:
             yield from executors.judge([executors.probe(url, shared)], url, where, between_s=now())
 
+    def asked_about_none(url: str | None, where: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
+        assert where is None
+        return iter(())
+
+    monkeypatch.setattr(executors, "ask_spark", asked_about_none)
+    missing = json.loads(run("--state-dir", str(directory), "--spark", "--json").stdout)
+    assert [each["verdict"] for each in missing if each["check"] == "shared directory"] == ["skipped"]
+    assert not directory.exists()
+    directory.mkdir()
     monkeypatch.setattr(executors, "ask_spark", asked)
     found = json.loads(run("--state-dir", str(directory), "--spark", "--json").stdout)
     shared = [(each["verdict"], each["text"]) for each in found if each["check"] == "shared directory"]
