@@ -67,6 +67,9 @@ def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:
             checks.append(Check("coordinator", look, "look at the network between here and there"))
     else:
         left_out.append(skipped("coordinator", "none was named, and none has served the state directory: --url"))
+    if what.authorities is not None or what.state_directory is not None:
+        look = functools.partial(network.authority, what.authorities, what.state_directory)
+        checks.append(Check("authority", look, "look at the file with openssl x509 -noout -dates"))
     if what.certificate is not None and what.key is not None:
         look = functools.partial(network.certificates, what.certificate, what.key, what.authority)
         checks.append(Check("certificate", look, "look at the files with openssl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import http.server
@@ -31,8 +32,11 @@ from cryptography.x509.oid import NameOID
 from holdfast.api.cli.main import app
 from holdfast.api.doctor import executors, host, network, storage
 from holdfast.api.doctor.findings import Check, Finding, Verdict, exit_code, fault, ok, run_checks, skipped, warning
+from holdfast.api.tls.authority import draw_authority, issue_pair
+from holdfast.api.tls.live import server_context
+from holdfast.api.tls.stored import publish_certificate
 from holdfast.statebackends.errors import PermissionDeniedError
-from holdfast.statebackends.layout import DIRECTORY_FILE, doctor_folder, is_directory_file
+from holdfast.statebackends.layout import AUTHORITY_FILE, CA_FILE, DIRECTORY_FILE, doctor_folder, is_directory_file
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, ListFiles, PutIfAbsent
 from holdfast.statebackends.storage.s3 import S3Storage
@@ -354,26 +358,91 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_coordinator_with_a_certificate_of_its_own(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path / "a")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+@contextlib.contextmanager
+def served_with(context: ssl.SSLContext) -> Iterator[str]:
+    """URL of a coordinator that shows a certificate."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    url = f"https://127.0.0.1:{server.server_address[1]}"
     try:
-        trusted = by_check(list(network.coordinator(url, "t" * 20, certificate.read_text())))
-        (refused,) = network.coordinator(url, "t" * 20)
+        yield f"https://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+@pytest.mark.parametrize(("days", "verdict"), [(365, Verdict.OK), (7, Verdict.WARNING)])
+def test_a_coordinator_with_a_certificate_of_its_own(tmp_path: Path, days: float, verdict: Verdict) -> None:
+    certificate, key = make_certificate(tmp_path / "a", days=days)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with served_with(context) as url:
+        trusted = by_check(list(network.coordinator(url, "t" * 20, certificate.read_text())))
+        (refused,) = network.coordinator(url, "t" * 20)
+    assert trusted.pop("certificate").verdict is verdict
     assert {finding.verdict for finding in trusted.values()} == {Verdict.OK}
     assert (refused.verdict, "--ca" in refused.fix) == (Verdict.FAULT, True)
+
+
+@pytest.mark.parametrize(
+    ("age_days", "check", "verdict"),
+    [
+        (0, "certificate", Verdict.OK),
+        (15, "certificate", Verdict.OK),
+        (25, "certificate", Verdict.WARNING),
+        (40, "coordinator", Verdict.FAULT),
+    ],
+)
+def test_the_certificate_of_tls_auto_is_judged_by_what_the_coordinator_shows(age_days: int, check: str, verdict: Verdict) -> None:
+    """It holds for 30 days and is made anew at half of that: with less left it has not been."""
+    today = datetime.datetime.now(datetime.UTC)
+    own = draw_authority(today)
+    pair = issue_pair(own, ["127.0.0.1"], today - datetime.timedelta(days=age_days))
+    with served_with(server_context(pair)) as url:
+        found = by_check(list(network.coordinator(url, "t" * 20, own.certificate_pem.decode())))
+    assert found[check].verdict is verdict
+    assert verdict is Verdict.OK or "--tls auto" in found[check].fix
+
+
+@pytest.mark.parametrize(
+    ("age_days", "verdict", "word"),
+    [
+        (0, Verdict.OK, "holds"),
+        (3_630, Verdict.WARNING, "expires"),
+        (3_651, Verdict.FAULT, "expired"),
+        (-9, Verdict.FAULT, "before"),
+    ],
+)
+def test_the_authority_of_a_state_directory(tmp_path: Path, age_days: int, verdict: Verdict, word: str) -> None:
+    own = draw_authority(datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=age_days))
+    open_storage(str(tmp_path)).execute(PutIfAbsent(AUTHORITY_FILE, own.stored()))
+    (found,) = network.authority(None, str(tmp_path))
+    assert (found.check, found.verdict, word in found.text) == ("authority", verdict, True)
+    assert AUTHORITY_FILE in found.text
+    publish_certificate(own, tmp_path)
+    (published,) = network.authority(None, str(tmp_path))
+    assert (published.verdict, CA_FILE in published.text) == (verdict, True)
+    (trusted,) = network.authority(own.certificate_pem.decode(), None)
+    assert trusted.verdict is verdict
+
+
+def test_an_authority_that_is_none_is_a_fault_and_no_authority_is_told(tmp_path: Path) -> None:
+    (none,) = network.authority(None, str(tmp_path))
+    assert none.verdict is Verdict.SKIPPED
+    (tmp_path / CA_FILE).write_text("not PEM")
+    (broken,) = network.authority(None, str(tmp_path))
+    assert (broken.verdict, "holds no certificate" in broken.text) == (Verdict.FAULT, True)
+
+
+def test_of_several_trusted_certificates_the_last_to_end_counts() -> None:
+    today = datetime.datetime.now(datetime.UTC)
+    old, new = (draw_authority(today - datetime.timedelta(days=days)).certificate_pem.decode() for days in (3_655, 0))
+    (found,) = network.authority(old + new, None)
+    assert found.verdict is Verdict.OK
 
 
 def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:
@@ -503,7 +572,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("--state-dir", "state", "--json")
     findings = json.loads(done.stdout)
     assert done.exit_code == exit_code([Finding(**{**each, "verdict": Verdict(each["verdict"])}) for each in findings])
-    assert "conditional create" in {each["check"] for each in findings}
+    assert {"conditional create", "authority"} <= {each["check"] for each in findings}
     assert all(each["fix"] for each in findings if each["verdict"] in ("warning", "fault"))
     certificate, key = make_certificate(tmp_path / "tls", days=-1)
     expired = run("--tls-cert", str(certificate), "--tls-key", str(key))
