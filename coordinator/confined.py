@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import selectors
@@ -19,8 +20,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 NICENESS = 15
+MEMORY_BYTES_MIN = 192 << 20
+"""Private memory with which a process has its libraries, and little besides."""
+MEMORY_SHARE = 2
+"""A process may use this part (1/2) of what its control group has left as it begins: two may run at a time, and the rest stays for
+what started them, which the kernel might end with them."""
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and use of a control group, version 2 and version 1."""
 KILLED_SECONDS_MAX = 5.0
 """How long the end of a killed process is waited for: one that storage holds dies when that answers."""
 _LOOK_S, _POLL_S = 0.25, 0.02
@@ -200,18 +212,73 @@ def import_path() -> str:
     return os.pathsep.join(entry for entry in sys.path if entry)
 
 
-def bound_process(memory_bytes_max: int, seconds_max: int) -> None:
-    """Within the confined process: yield to other processes, use no more private memory and processor time than this, and die with
-    the thread that started this one."""
+def memory_left(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> int | None:
+    """Bytes that the control groups of this process have left, as those of a container or of a unit with MemoryMax=; None: they
+    have no limit. What the kernel keeps of files counts as left: it gives that up before it ends anything."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    left: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        group = groups / "memory" if controllers else groups
+        left += _left_in(group)
+        for name in path.split("/"):
+            if name not in ("", ".."):  # a group outside of a container's own view
+                group = group / name
+                left += _left_in(group)
+    return min(left, default=None)
+
+
+def _left_in(group: Path) -> list[int]:
+    """At most one number; none where the group has no limit."""
+    for limit_file, use_file in _LIMIT_FILES:
+        try:
+            limit, use = (group / limit_file).read_text().strip(), int((group / use_file).read_text())
+            facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit.isdecimal():
+            files = int(facts.get("inactive_file", 0)) + int(facts.get("active_file", 0))
+            return [max(0, int(limit) - max(0, use - files))]
+    return []
+
+
+def bound_process(memory_bytes_max: int, seconds_max: int) -> int:
+    """Within the confined process: yield to other processes, use no more private memory and processor time than this, be the first
+    that a kernel without memory ends, and die with the thread that started this one. Returns the bytes of memory that it may use:
+    fewer than `memory_bytes_max` in a small container."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.environ.get(_STARTED_BY, str(os.getppid())) != str(os.getppid()):
         os._exit(1)  # it died before this process could ask to die with it
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    for kind, most in ((resource.RLIMIT_DATA, memory_bytes_max), (resource.RLIMIT_CPU, seconds_max)):
+        os.nice(NICENESS)  # refused, the process that waits for this one tells
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    left = memory_left()
+    memory_bytes = memory_bytes_max if left is None else min(memory_bytes_max, left // MEMORY_SHARE)
+    for kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, seconds_max)):
         hard = resource.getrlimit(kind)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (limit, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    return memory_bytes
+
+
+def check_memory(memory_bytes: int) -> None:
+    """Raise MemoryError if a process can't even load its libraries within this; they would end it without a word."""
+    if memory_bytes < MEMORY_BYTES_MIN:
+        raise MemoryError
+
+
+def memory_text(memory_bytes: int, memory_bytes_max: int) -> str:
+    """Of a process that had too little: what it might use, and why not more."""
+    text = f"it needs more than {memory_bytes} bytes of memory"
+    if memory_bytes == memory_bytes_max:
+        return text
+    return f"{text}, half of what its container or unit had left: docs/deployment.md says how much it needs"

@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from holdfast.coordinator.confined import bound_process
+from holdfast.coordinator.confined import bound_process, check_memory, memory_text
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import HoldfastError
 
@@ -47,13 +47,19 @@ class ForgetAnswer(msgspec.Struct, frozen=True):
 def main() -> None:
     logging.disable()
     request = decode_json(sys.stdin.buffer.read(), ForgetRequest)
-    bound_process(MEMORY_BYTES_MAX, request.seconds_max)
-    sys.stdout.buffer.write(msgspec.json.encode(_forget(request)) + b"\n")
+    memory_bytes = bound_process(MEMORY_BYTES_MAX, request.seconds_max)
+    try:
+        check_memory(memory_bytes)
+        answer = _forget(request)
+    except MemoryError:
+        answer = ForgetAnswer(error=memory_text(memory_bytes, MEMORY_BYTES_MAX), error_kind="MemoryError")
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
     os._exit(0)  # no thread of a library holds it up
 
 
 def _forget(request: ForgetRequest) -> ForgetAnswer:
+    """Raises MemoryError."""
     from holdfast.api.snapshots.forgetting import forget  # within the bounds
     from holdfast.api.snapshots.forgetting_running import forget_running
 
@@ -66,7 +72,7 @@ def _forget(request: ForgetRequest) -> ForgetAnswer:
     except HoldfastError as error:
         return ForgetAnswer(error=error.message, error_kind=type(error).__name__)
     except MemoryError:
-        return ForgetAnswer(error=f"it needs more than {MEMORY_BYTES_MAX} bytes of memory", error_kind="MemoryError")
+        raise
     except Exception as error:  # its text may have the key
         return ForgetAnswer(error="an internal error", error_kind=type(error).__name__)
     return ForgetAnswer(certificate=msgspec.Raw(msgspec.json.encode(found)))

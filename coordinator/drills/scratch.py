@@ -10,12 +10,12 @@ import sys
 
 import msgspec
 
-from holdfast.coordinator.confined import bound_process
+from holdfast.coordinator.confined import bound_process, check_memory, memory_text
 from holdfast.coordinator.drills.records import DrillReport
 from holdfast.statebackends.decoding import decode_json
 
 MEMORY_BYTES_MAX = 2 << 30
-"""Private memory of a drill, at most, in bytes."""
+"""Private memory of a drill, at most, in bytes; less in a small container."""
 
 
 class DrillRequest(msgspec.Struct, frozen=True):
@@ -27,18 +27,27 @@ class DrillRequest(msgspec.Struct, frozen=True):
 
 def main() -> None:
     request = decode_json(sys.stdin.buffer.read(), DrillRequest)
-    bound_process(request.memory_bytes_max, request.seconds_max)
-    from holdfast.coordinator.drills.reading import describe_error, drill_snapshot  # within the bounds
-
+    memory_bytes = bound_process(request.memory_bytes_max, request.seconds_max)
     try:
-        report = drill_snapshot(request.location)
+        check_memory(memory_bytes)
+        report = _drill(request.location)
     except MemoryError:
-        report = DrillReport(error=f"it needs more than {request.memory_bytes_max} bytes of memory")
-    except Exception as error:
-        report = DrillReport(error=describe_error(error))
+        report = DrillReport(error=memory_text(memory_bytes, request.memory_bytes_max))
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
     os._exit(0)  # no thread of a library holds it up
+
+
+def _drill(location: str) -> DrillReport:
+    """Raises MemoryError."""
+    from holdfast.coordinator.drills.reading import describe_error, drill_snapshot  # within the bounds
+
+    try:
+        return drill_snapshot(location)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return DrillReport(error=describe_error(error))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.coordinator.confined import ConfinedProcess, Ended, ProcessEnd
+from holdfast.coordinator.confined import (
+    MEMORY_BYTES_MIN,
+    ConfinedProcess,
+    Ended,
+    ProcessEnd,
+    check_memory,
+    memory_left,
+    memory_text,
+)
 from tests.coordinator.doubles import wait_until
 
 LONG_S = 60.0
@@ -112,3 +120,80 @@ def test_no_descriptor_and_no_process_is_left() -> None:
     run("import time; time.sleep(600)", seconds_max=0.1)
     assert len(os.listdir("/proc/self/fd")) == before
     assert set(psutil.Process().children()) <= set(children), "neither runs, nor waits to be taken note of"
+
+
+# ----------------------------------------------------------------------------------------------------------------- memory
+
+
+def group(folder: Path, limit: str, used: int, files: int = 0, *, version: int = 2) -> None:
+    """Files of a control group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for name, content in zip(names, (limit, str(used)), strict=True):
+        (folder / name).write_text(f"{content}\n")
+    (folder / "memory.stat").write_text(f"anon 5\nactive_file {files - files // 3}\ninactive_file {files // 3}\n")
+
+
+def left(folder: Path, text: str) -> int | None:
+    (folder / "own").write_text(text)
+    return memory_left(folder / "groups", folder / "own")
+
+
+def test_memory_that_is_left_is_that_of_the_container_without_what_the_kernel_keeps_of_files(tmp_path: Path) -> None:
+    group(tmp_path / "groups", "1000", 900, 600)
+    assert left(tmp_path, "0::/\n") == 700
+
+
+def test_the_least_of_all_groups_above_counts(tmp_path: Path) -> None:
+    for path, limit, used in (("system.slice", "5000", 4_800), ("system.slice/holdfast.service", "1000", 100), ("another", "9", 0)):
+        group(tmp_path / "groups" / path, limit, used)
+    assert left(tmp_path, "0::/system.slice/holdfast.service\n") == 200
+    group(tmp_path / "groups" / "system.slice", "max", 4_800)
+    assert left(tmp_path, "0::/system.slice/holdfast.service\n") == 900
+    group(tmp_path / "groups" / "system.slice/holdfast.service", "1000", 1_100)
+    assert left(tmp_path, "0::/system.slice/holdfast.service\n") == 0
+
+
+def test_groups_of_version_1_are_found_by_their_path_or_at_the_container_s_own_root(tmp_path: Path) -> None:
+    text = "9:name=systemd:/x\n4:memory,hugetlb:/docker/abc\n3:cpu:/\n0::/\n"
+    group(tmp_path / "groups" / "memory", "4000", 1_000, version=1)
+    assert left(tmp_path, text) == 3_000
+    group(tmp_path / "groups" / "memory/docker/abc", "2000", 500, version=1)
+    assert left(tmp_path, text) == 1_500
+
+
+@pytest.mark.parametrize("text", ["", "0::/\n", "0::/../../other\n", "4:memory:/\n"])
+def test_where_no_limit_is_known_there_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "groups").mkdir()
+    assert left(tmp_path, text) is None
+    assert memory_left(tmp_path, tmp_path / "missing") is None
+
+
+def bounded(tmp_path: Path, limit: str, used: int) -> list[int]:
+    """What a process of 1 GiB at most returns, and its limit, in such a container."""
+    group(tmp_path, limit, used)
+    (tmp_path / "own").write_text("0::/\n")
+    program = f"""
+import pathlib, resource
+from holdfast.coordinator import confined
+left = confined.memory_left(pathlib.Path({str(tmp_path)!r}), pathlib.Path({str(tmp_path / "own")!r}))
+confined.memory_left = lambda: left
+print(confined.bound_process(1 << 30, 60), resource.getrlimit(resource.RLIMIT_DATA)[0], open("/proc/self/oom_score_adj").read())
+"""
+    ended = run(program)
+    assert ended.code == 0
+    return [int(word) for word in ended.output.split()]
+
+
+def test_a_process_has_half_of_what_its_container_has_left_and_is_ended_before_the_coordinator(tmp_path: Path) -> None:
+    assert bounded(tmp_path, str(1 << 30), 200 << 20) == [412 << 20, 412 << 20, 1_000]
+    assert bounded(tmp_path, str(8 << 30), 200 << 20) == [1 << 30, 1 << 30, 1_000]
+    assert bounded(tmp_path, "max", 200 << 20) == [1 << 30, 1 << 30, 1_000]
+
+
+def test_too_little_memory_for_libraries_is_told_before_they_die_of_it() -> None:
+    check_memory(MEMORY_BYTES_MIN)
+    with pytest.raises(MemoryError):
+        check_memory(MEMORY_BYTES_MIN - 1)
+    assert memory_text(7, 7) == "it needs more than 7 bytes of memory"
+    assert "its container or unit" in memory_text(7, 8)

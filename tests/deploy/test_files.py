@@ -23,6 +23,7 @@ import yaml
 
 from holdfast.api.cli.main import app
 from holdfast.api.http.auth import OPEN_PATHS
+from holdfast.coordinator.confined import MEMORY_BYTES_MIN, MEMORY_SHARE
 from tests.harness.installed import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -92,6 +93,18 @@ def tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
+
+
+def test_containers_have_room_for_a_drill_beside_the_coordinator() -> None:
+    """And all shipped files the same, whose size the documentation has."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["resources"]
+    (container,) = next(each for each in manifests() if each["kind"] == "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    limits = {values["limits"]["memory"], container["resources"]["limits"]["memory"]}
+    limits |= {each["mem_limit"].replace("g", "Gi") for each in yaml.safe_load(COMPOSE.read_text())["services"].values()}
+    (limit,) = limits
+    left_bytes = (int(limit.removesuffix("Gi")) << 30) - (512 << 20)  # `size` in docs/deployment.md
+    assert left_bytes // MEMORY_SHARE >= 2 * MEMORY_BYTES_MIN
+    assert f"| {limit.replace('Gi', ' GiB')}, in the shipped files |" in (ROOT / "docs" / "deployment.md").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------------- systemd
