@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import resource
@@ -24,7 +25,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 15
+NICENESS, NICENESS_MAX = 15, 19
 MEMORY_BYTES_MIN = 192 << 20
 """Private memory with which a process has its libraries, and little besides."""
 MEMORY_SHARE = 2
@@ -135,7 +136,10 @@ class ConfinedProcess:
             return Ended(end, detail=f"it took longer than {self._seconds_max:g} s")
         if end is ProcessEnd.TOO_LONG:
             return Ended(end, detail=f"it said more than {self._output_bytes_max} bytes")
+        has_yielded = _has_yielded(process)
         self._end(process)  # its code is known from here on
+        if process.returncode == 0 and not has_yielded:
+            warn_of_priority()
         return Ended(end, output, process.returncode)
 
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes, deadline_s: float) -> tuple[bytes, ProcessEnd]:
@@ -182,6 +186,24 @@ class ConfinedProcess:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def _has_yielded(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process that has ended, and whose code was not taken, had a lower priority than this one; True if none can tell."""
+    try:
+        niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
+    except OSError:
+        return True
+    return niceness >= min(NICENESS_MAX, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+
+
+@functools.cache
+def warn_of_priority() -> None:
+    """Once: the process itself has nobody to tell."""
+    logger.warning(
+        "drills and forgettings run at this process's own priority, beside acknowledgements: the system forbids them to lower it "
+        "(seccomp without setpriority; for a unit of systemd SystemCallFilter=setpriority)"
+    )
 
 
 def _written(descriptor: int, rest: memoryview) -> memoryview:

@@ -13,12 +13,14 @@ import pytest
 
 from holdfast.coordinator.confined import (
     MEMORY_BYTES_MIN,
+    NICENESS,
     ConfinedProcess,
     Ended,
     ProcessEnd,
     check_memory,
     memory_left,
     memory_text,
+    warn_of_priority,
 )
 from tests.coordinator.doubles import wait_until
 
@@ -120,6 +122,30 @@ def test_no_descriptor_and_no_process_is_left() -> None:
     run("import time; time.sleep(600)", seconds_max=0.1)
     assert len(os.listdir("/proc/self/fd")) == before
     assert set(psutil.Process().children()) <= set(children), "neither runs, nor waits to be taken note of"
+
+
+# --------------------------------------------------------------------------------------------------------------- priority
+
+
+FORBIDDEN = "import os; os.nice = lambda _: (_ for _ in ()).throw(OSError)"
+
+
+@pytest.mark.parametrize(("forbidden", "priority", "warnings"), [("", NICENESS, 0), (FORBIDDEN, 0, 1)])
+def test_a_priority_that_can_t_be_lowered_is_told_once(
+    caplog: pytest.LogCaptureFixture, forbidden: str, priority: int, warnings: int
+) -> None:
+    warn_of_priority.cache_clear()
+    program = f"""
+{forbidden}
+import os
+from holdfast.coordinator import confined
+confined.bound_process(1 << 30, 60)
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+    for _ in range(2):
+        ended = run(program)
+        assert (ended.code, int(ended.output)) == (0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + priority))
+    assert [record.levelname for record in caplog.records if "SystemCallFilter" in record.message] == ["WARNING"] * warnings
 
 
 # ----------------------------------------------------------------------------------------------------------------- memory

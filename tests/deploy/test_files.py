@@ -122,6 +122,15 @@ def test_the_unit_is_hardened_and_asks_for_flags_that_exist() -> None:
     assert (service["ProtectSystem"], service["CapabilityBoundingSet"], service["Restart"]) == ("strict", "", "always")
 
 
+def test_drills_may_lower_their_priority_under_the_unit() -> None:
+    """Of several filters the first decides what is forbidden otherwise, and each further one adds to it or takes from it."""
+    name = "SystemCallFilter="
+    filters = [line.removeprefix(name) for line in UNIT.read_text().splitlines() if line.startswith(name)]
+    forbidden = [index for index, each in enumerate(filters) if each.startswith("~") and "@resources" in each]
+    assert not filters[0].startswith("~")
+    assert filters.index("setpriority") > max(forbidden)
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     analyze = tool("systemd-analyze")
     executable = tmp_path / "holdfast"
