@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.api.errors import BusyError
-from holdfast.api.events.cloudevents import encode_event
+from holdfast.api.events.cloudevents import encode_event, kind_of
 from holdfast.api.events.follower import Follower, ReadHistory, Told
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, HistoryPage
@@ -129,14 +129,16 @@ class EventStream(Response):
         name_event: Callable[[str, Told], str],
         read: Callable[[ReadHistory], Awaitable[HistoryPage | None]],
         recheck: Recheck,
+        kinds: frozenset[str] = frozenset(),
     ) -> None:
-        """`name_event`: id of an event. `read`: a page of a history; None: the job has none."""
+        """`name_event`: id of an event. `read`: a page of a history; None: the job has none. `kinds`: told alone; all if empty."""
         self._streams = streams
         self._feed = feed
         self._follower = follower
         self._name_event = name_event
         self._read = read
         self._recheck = recheck
+        self._kinds = kinds
         self._ready = asyncio.Event()
         self._checked_s = time.monotonic()
         self._credential = credential
@@ -190,10 +192,13 @@ class EventStream(Response):
             self._ready.clear()
             told = await self._next()
             for each in told:
+                if self._kinds and kind_of(each) not in self._kinds:
+                    continue
                 await self._check()  # a slow reader may take minutes for a batch
                 yield self._encode(each)
-            if told:
                 quiet_s = time.monotonic()
+            if told:
+                await asyncio.sleep(0)  # others have their turn, also where a stream tells nothing of thousands of events
             elif self._follower.wants() is None:
                 if time.monotonic() - quiet_s >= KEEP_ALIVE_S:
                     quiet_s = time.monotonic()

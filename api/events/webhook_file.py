@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast.api.events.cloudevents import KINDS
 from holdfast.statebackends.errors import InvalidConfigError
 
 WEBHOOKS_MAX = 16
@@ -29,7 +30,6 @@ WEBHOOKS_MAX = 16
 FILE_BYTES_MAX = 64 * 1024
 URL_CHARACTERS_MAX = 2_048
 NAMES_MAX = 1_000
-KINDS = ("leader", "state", "failure", "restart", "initialized", "first_record", "checkpoint", "request", "label", "drill", "gap")
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
 """Bytes of a secret. Source: Standard Webhooks, signature scheme."""

@@ -121,6 +121,24 @@ def test_a_stream_tells_what_happens_from_now_on(served: Served, coordinator: Fa
         assert everything.event()[1] == event
 
 
+def test_a_stream_of_some_kinds_tells_no_others_and_goes_on_behind_them(served: Served, coordinator: FakeCoordinator) -> None:
+    for path in ("/v1/events", f"/v1/jobs/{JOB}/events"):
+        with reading(served, f"{path}?kinds=failure,%20drill") as some:
+            publish(coordinator, 1)
+            publish(coordinator, 2, kind="failure", error="x")
+            publish(coordinator, 3)
+            publish(coordinator, 4, kind="drill")
+            assert some.numbers(2) == ["7-2", "7-4"], path
+
+
+@pytest.mark.parametrize("path", ["/v1/events", f"/v1/jobs/{JOB}/events"])
+def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(served: Served, path: str) -> None:
+    answer = served.request("GET", f"{path}?kinds=failure,nope")
+    assert (answer.status, answer.headers["X-Holdfast-Error"]) == (400, "InvalidConfigError")
+    assert "'nope'" in answer.data.decode()
+    assert "first_record" in answer.data.decode()
+
+
 def history_of(entries: list[HistoryEntry]) -> Callable[[str, HistoryQuery], HistoryPage]:
     """A history in pages of two."""
 

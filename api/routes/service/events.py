@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from holdfast.api.access.roles import Caller
+from holdfast.api.events.cloudevents import check_kinds
 from holdfast.api.events.follower import Follower, ReadHistory, Told
 from holdfast.api.events.stream import (
     MEDIA_TYPE,
@@ -23,6 +24,7 @@ from holdfast.api.events.stream import (
 )
 from holdfast.api.http.auth import CALLER, RECHECK
 from holdfast.api.routes.common import ERRORS, JobId, Service
+from holdfast.api.routes.history import TEXT_CHARS_MAX
 from holdfast.api.routes.threads import StorageReaders
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.interface import Coordinator
@@ -33,14 +35,17 @@ router = APIRouter(prefix="/v1", tags=["events"], responses=ERRORS)
 Last = Annotated[str, Header(alias="Last-Event-ID", max_length=80)]
 After = Annotated[str, Query(max_length=80, description="As the header `Last-Event-ID`, for those who can't send one")]
 
+Kinds = Annotated[str, Query(max_length=TEXT_CHARS_MAX, description="Of these kinds, separated by commas; all if empty")]
+
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "Events, without end; the data of each is a CloudEvent.", "content": {MEDIA_TYPE: {}}}
 }
 
 
 @router.get("/events", response_class=Response, responses=_ANSWER)
-async def events(request: Request, service: Service, last: Last = "", after: After = "") -> Response:
+async def events(request: Request, service: Service, last: Last = "", after: After = "", kinds: Kinds = "") -> Response:
     """What happens to the jobs that this coordinator leads. With `Last-Event-ID`: from behind that event on, some perhaps twice."""
+    wanted = _kinds(kinds)
     streams: EventStreams = request.app.state.events
     jobs = await run_in_threadpool(service.jobs)
     follower = Follower(service.feed)
@@ -50,19 +55,31 @@ async def events(request: Request, service: Service, last: Last = "", after: Aft
         last or after,
         lambda since_ms: {job.job_id: job.name for job in jobs if not job.is_terminal or job.end_ms >= since_ms},
     )
-    return _stream(request, service, follower, global_id)
+    return _stream(request, service, follower, global_id, wanted)
 
 
 @router.get("/jobs/{jobid}/events", response_class=Response, responses=_ANSWER)
-async def job_events(request: Request, service: Service, job_id: JobId, last: Last = "", after: After = "") -> Response:
+async def job_events(
+    request: Request, service: Service, job_id: JobId, last: Last = "", after: After = "", kinds: Kinds = ""
+) -> Response:
     """What happens to one job. `Last-Event-ID` is a place in its history, `<epoch>-<number>`; `0-0`: from its oldest record on."""
+    wanted = _kinds(kinds)
     job = await run_in_threadpool(service.job, job_id)
     follower = Follower(service.feed, job_id)
     begin_at_job(follower, job_id, last or after, job.overview.name)
-    return _stream(request, service, follower, job_id_of)
+    return _stream(request, service, follower, job_id_of, wanted)
 
 
-def _stream(request: Request, service: Coordinator, follower: Follower, name_event: Callable[[str, Told], str]) -> Response:
+def _kinds(text: str) -> frozenset[str]:
+    """Raises InvalidConfigError for one that there is not: a stream of it would stay empty for ever."""
+    found = frozenset(kind.strip() for kind in text.split(",") if kind.strip())
+    check_kinds(found)
+    return found
+
+
+def _stream(
+    request: Request, service: Coordinator, follower: Follower, name_event: Callable[[str, Told], str], kinds: frozenset[str]
+) -> Response:
     scope = request.scope
     caller: Caller = scope[CALLER]
     read = functools.partial(_read, request, service)
@@ -75,7 +92,7 @@ def _stream(request: Request, service: Coordinator, follower: Follower, name_eve
         if service.feed is not feed:
             raise NotLeaderError("another member leads the jobs of this stream")
 
-    return EventStream(streams, caller.account or caller.credential, feed, follower, name_event, read, recheck)
+    return EventStream(streams, caller.account or caller.credential, feed, follower, name_event, read, recheck, kinds)
 
 
 def _read(request: Request, service: Coordinator, wanted: ReadHistory) -> Awaitable[HistoryPage | None]:
