@@ -22,6 +22,7 @@ from tests.harness.installed import ROOT
 from tests.harness.scripts import load_script
 
 RULES = ROOT / "deploy" / "prometheus" / "holdfast.rules.yml"
+DOCS_URL = "https://docs.example.org/holdfast"
 DASHBOARD = ROOT / "deploy" / "grafana" / "holdfast.json"
 ADDED_BY_PROMETHEUS = {"job", "instance", "le"}
 OF_THE_PROCESS = {"process_resident_memory_bytes", "process_open_fds", "process_max_fds", "up"}
@@ -104,7 +105,13 @@ def test_each_alert_says_how_urgent_it_is_and_where_its_runbook_is() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert (page, anchor in headings) == ("docs/runbook.md", True), rule["alert"]
+        assert (page, anchor in headings) == (f"{DOCS_URL}/runbook.md", True), rule["alert"]
+
+
+def test_the_place_of_the_runbook_is_named_once_for_all_alerts() -> None:
+    """What a pager opens has to be a URL, and where users keep the page they alone know: a command puts it in."""
+    for page in (RULES, ROOT / "docs" / "observability.md"):
+        assert f"sed -i 's|{DOCS_URL}|https://" in page.read_text(), page
 
 
 def test_each_command_of_the_runbook_exists() -> None:

@@ -128,6 +128,7 @@ def test_json_is_read_as_toml_is() -> None:
         b"name = ",
         b"\xff\xfe",
         b'name = "x"',
+        b'currency = "EUR"',
         TOML + b"more = 1\n",
         TOML + b"gets_per_1000 = -1.0\n",
         TOML + b"gets_per_1000 = nan\n",
