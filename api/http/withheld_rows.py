@@ -1,16 +1,18 @@
 """ASGI middleware: what a viewer is answered quotes no record. Who may read rows is told which one a function failed on, in the one
-line that says why a job fails; a viewer gets the rest of it."""
+line that says why a job fails; a viewer is told the class and the place."""
 
 from __future__ import annotations
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.access.quoted_rows import without_rows_in_json
+from holdfast.api.access.quoted_rows import without_rows_in_event, without_rows_in_json
 from holdfast.api.access.roles import Caller, Role
 from holdfast.api.http.auth import CALLER
+from holdfast.barriers.codec import FIELDS_HEADER, decode_fields
 
 _STREAM = b"text/event-stream"
+_OF_ROWS = frozenset({"key", "record", "returned", "value"})
 
 
 class WithholdRows:
@@ -38,6 +40,7 @@ class _Withholding:
         if message["type"] == "http.response.start":
             kind = _content_type(message)
             self._is_held = b"json" in kind
+            _drop_fields(MutableHeaders(scope=message))
             self._start = message
             if not self._is_held:
                 await self._send(message)
@@ -48,7 +51,7 @@ class _Withholding:
             if not message.get("more_body", False):
                 await self._answer(b"".join(self._held))
         elif _STREAM in _content_type(self._start):
-            await self._send({**message, "body": without_rows_in_json(message.get("body", b""))})
+            await self._send({**message, "body": without_rows_in_event(message.get("body", b""))})
         else:
             await self._send(message)
 
@@ -61,6 +64,13 @@ class _Withholding:
             del headers["etag"]  # that of the whole answer
         await self._send(self._start)
         await self._send({"type": "http.response.body", "body": shown})
+
+
+def _drop_fields(headers: MutableHeaders) -> None:
+    """Fields of an error that are a record, or of one."""
+    fields = decode_fields(headers.get(FIELDS_HEADER))
+    if not _OF_ROWS.isdisjoint(fields):
+        del headers[FIELDS_HEADER]
 
 
 def _content_type(start: Message) -> bytes:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from holdfast.api.access.quoted_rows import WITHHELD, without_rows, without_rows_in_json
+import holdfast as hf
+from holdfast.api.access.quoted_rows import (
+    QUOTES_NOTHING,
+    WITHHELD,
+    without_rows,
+    without_rows_in_event,
+    without_rows_in_json,
+)
 from holdfast.api.flink.render_checkpoints import failure_cause
 from holdfast.coordinator.views import JobView
-from holdfast.operators.task.user_failures import error_line, stack_trace, user_error
+from holdfast.operators.functions.selectors import _null_key
+from holdfast.operators.task import user_failures
+from holdfast.operators.task.user_failures import error_line, returned_none, shown, stack_trace, user_error
+from holdfast.statebackends.errors import AsyncTimeoutError
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import StateSerializer
+from holdfast.statebackends.state import ValueStateDescriptor
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
 from tests.api.test_access import issue
 
@@ -27,43 +42,103 @@ class Poem:
         return 'Poem("secret\none",\r\n"secret two")'
 
 
+@dataclass
+class Bid:
+    """A record that is no dict."""
+
+    card: str
+
+
+CUT = f"UserFunctionError: operator 'big', subtask 0: f (job.py:19) raised ValueError: {WITHHELD}"
 TEXTS = {
-    f"{BEGINNING}; key 39, record {{'id': 1, 'name': 'secret \"x\" \\\\n'}}": f"{BEGINNING}; {WITHHELD}",
-    f"{BEGINNING}; record ('secret', 2) (the function in front of it returned None)": f"{BEGINNING}; {WITHHELD}",
-    "InvalidKeyError: operator 'a': bidder is null in record {'secret': 1}. A key is never null": (
-        f"InvalidKeyError: operator 'a': bidder is null in {WITHHELD}"
+    f"{BEGINNING}; key 39, record {{'id': 1, 'name': 'secret \"x\" \\\\n'}}": CUT,
+    f"{BEGINNING}; record ('secret', 2) (the function in front of it returned None)": CUT,
+    f"checkpoint 7 failed: {BEGINNING} secret": f"checkpoint 7 failed: {CUT}",
+    "InvalidKeyError: operator 'op': key 'secret': str is not int64": f"InvalidKeyError: operator 'op': {WITHHELD}",
+    "StateValueError: operator 'a', state 's': 'secret' (str) is not of the declared type": f"StateValueError: {WITHHELD}",
+    "StorageUnavailableError: postgres says no DETAIL: Key (id)=(secret)": (
+        f"StorageUnavailableError: postgres says no {WITHHELD}"
     ),
-    "InvalidRowError: table t: column c of row {'c': 'secret'}: a null": f"InvalidRowError: table t: column c of {WITHHELD}",
+    "InvalidConfigError: state 's' can't be written; record Bid(card='secret')": (
+        f"InvalidConfigError: state 's' can't be written; {WITHHELD}"
+    ),
+    "psycopg.errors.UniqueViolation: duplicate secret": f"psycopg.errors.UniqueViolation: {WITHHELD}",
+    "WorkerLost: nothing was heard from the worker in slot 1": "WorkerLost: nothing was heard from the worker in slot 1",
+    "Source: bids -> Sink: secret": "Source: bids -> Sink: secret",
     "no key and no record is named; keyed state stays": "no key and no record is named; keyed state stays",
-    "the record of the job": "the record of the job",
+    "the record of the job, ended by UserFunctionError": "the record of the job, ended by UserFunctionError",
 }
 
 
 @pytest.mark.parametrize("text", list(TEXTS))
-def test_the_text_ends_in_front_of_the_record(text: str) -> None:
-    assert without_rows(text) == TEXTS[text]
+def test_the_class_and_the_place_are_told(text: str) -> None:
+    assert without_rows(text, is_error=False) == TEXTS[text]
     for escaped in (True, False):
-        body = json.dumps({"a": text, "b": [1, "told"]}, ensure_ascii=escaped).encode()
-        assert json.loads(without_rows_in_json(body)) == {"a": TEXTS[text], "b": [1, "told"]}
+        body = json.dumps({"a": text, "b": [1, "told", {"c": None}]}, ensure_ascii=escaped).encode()
+        assert json.loads(without_rows_in_json(body)) == {"a": TEXTS[text], "b": [1, "told", {"c": None}]}
 
 
-@pytest.mark.parametrize("record", [Poem(), {"secret": 'a"b\\'}, ["secret\n  File"], "; record secret", {"é": "secret \u2028"}])
-def test_frames_behind_a_record_of_several_lines_stay(record: object) -> None:
-    try:
-        raise ValueError("no such carrier")
-    except ValueError as raised:
-        error = user_error(raised, operator="big", subtask=0, function=without_rows, record=record, key="'secret'")
-    for text, frames in ((error_line(error), ""), (stack_trace(error), "in test_frames_behind")):
-        body = json.dumps([text]).encode()
-        for found in (without_rows(text), *json.loads(without_rows_in_json(body))):
-            assert "secret" not in found.replace("secret\\n  File", "")
-            assert found.split("\n")[0].endswith(WITHHELD)
-            assert frames in found
+def test_what_is_said_to_be_an_error_begins_with_its_class_whatever_that_is() -> None:
+    told = {"error": "Boom: secret", "errors": ["Boom: secret"], "name": "Boom: no secret"}
+    found = json.loads(without_rows_in_json(json.dumps(told).encode()))
+    assert found == {"error": f"Boom: {WITHHELD}", "errors": [f"Boom: {WITHHELD}"], "name": "Boom: no secret"}
+
+
+def raised(record: object) -> list[Exception]:
+    """Errors as those who raise them make them, each of which quotes a part of a record."""
+    found: list[Exception] = []
+    calls: list[Callable[[], object]] = [
+        lambda: _null_key("key_by column 'card'", record, "a filter", "op", 0),
+        lambda: returned_none(operator="op", subtask=1, function=raised, record=record, wanted="a row"),
+        lambda: AsyncTimeoutError(f"operator 'op', subtask 0: no answer; record {shown(record)}", record=shown(record)),
+        lambda: RuntimeError(f"no such card in {record!r}"),
+        lambda: KeyType.of(int).encode("secret"),
+        lambda: pa.array(["secret"]).cast(pa.int64()),
+        lambda: StateSerializer(ValueStateDescriptor("s", int)).to_arrays(["secret"]),
+        lambda: {}["secret"],
+    ]
+    for call in calls:
+        try:
+            made = call()
+            if isinstance(made, Exception):
+                raise made
+        except Exception as error:
+            found.append(error)
+    assert len(found) == len(calls)
+    return found
+
+
+@pytest.mark.parametrize("record", [Poem(), {"secret": 'a"b\\'}, ["secret\n  File"], Bid("secret"), {"é": "secret \u2028"}])
+def test_no_producer_of_errors_tells_a_viewer_a_record(record: object) -> None:
+    for error in raised(record):
+        located = user_error(error, operator="big", subtask=0, function=raised, record=record, key="'secret'")
+        for each in (error, located):
+            for text in (error_line(each), stack_trace(each)):
+                found = without_rows(text)
+                assert "secret" not in found, text
+                assert type(each).__name__ in found
+                (in_json,) = json.loads(without_rows_in_json(json.dumps([text]).encode()))
+                assert "secret" not in in_json
+                assert "secret" not in json.loads(without_rows_in_json(json.dumps({"stacktrace": text}).encode()))["stacktrace"]
+        assert "in raised" in without_rows(stack_trace(located)), "frames stay"
 
 
 def test_what_quotes_nothing_is_not_copied() -> None:
-    body = b'{"a":"key 1 and record 2"}'
+    body = b'{"a":"key 1 and record 2","exceptionHistory":{"entries":[]}}'
     assert without_rows_in_json(body) is body
+
+
+def test_events_are_told_without_records_and_what_is_no_json_is_not_told() -> None:
+    event = b'id: 1\ndata: {"data":{"error":"' + BEGINNING.encode() + b'; record 1"}}\n\n'
+    assert json.loads(without_rows_in_event(event).split(b"data: ")[1]) == {"data": {"error": CUT}}
+    assert without_rows_in_event(event).startswith(b"id: 1\ndata: ")
+    assert b"secret" not in without_rows_in_json(b'{"error":"ValueError: secret')
+
+
+def test_every_class_that_quotes_nothing_is_one() -> None:
+    known = {name for name in dir(hf) if name.endswith("Error")}
+    assert QUOTES_NOTHING - {"WorkerLost", "PeerLostError"} <= known
+    assert not QUOTES_NOTHING & {each.__name__ for each in user_failures._OF_ROWS}
 
 
 def test_the_part_for_flinks_clients_quotes_nothing() -> None:
@@ -93,13 +168,13 @@ def service(tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.parametrize("path", [f"/v1/jobs/{JOB}/exceptions", f"/v1/views?path=/v1/jobs/{JOB}/exceptions"])
 def test_who_may_read_rows_is_told_the_record(path: str, service: Served) -> None:
     told = {role: service.request("GET", path, token=issue(service, role)["token"]) for role in ("viewer", "operator")}
-    shown = {role: answer.data.decode() for role, answer in told.items()}
-    assert "secret" in shown["operator"]
-    assert "secret" not in shown["viewer"]
-    assert "no such carrier" in shown["viewer"]
-    assert WITHHELD in shown["viewer"]
-    assert "job.py" in shown["viewer"]
-    json.loads(shown["viewer"])
+    texts = {role: answer.data.decode() for role, answer in told.items()}
+    assert "secret" in texts["operator"]
+    assert "secret" not in texts["viewer"]
+    assert "raised ValueError" in texts["viewer"]
+    assert WITHHELD in texts["viewer"]
+    assert "job.py" in texts["viewer"]
+    json.loads(texts["viewer"])
     assert "ETag" in told["operator"].headers
     assert "ETag" not in told["viewer"].headers
     assert service.request("GET", f"/v1/jobs/{JOB}/plan", token=issue(service, "viewer")["token"]).headers["ETag"]
