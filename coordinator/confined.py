@@ -243,7 +243,8 @@ def memory_left(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> int | 
         return None
     left: list[int] = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
         group = groups / "memory" if controllers else groups
@@ -264,7 +265,8 @@ def _left_in(group: Path) -> list[int]:
         except (OSError, ValueError):
             continue
         if limit.isdecimal():
-            files = int(facts.get("inactive_file", 0)) + int(facts.get("active_file", 0))
+            kinds = ("inactive_file", "active_file")  # version 1 tells those of the groups below apart
+            files = sum(int(facts.get(f"total_{kind}", facts.get(kind, 0))) for kind in kinds)
             return [max(0, int(limit) - max(0, use - files))]
     return []
 

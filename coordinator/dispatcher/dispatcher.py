@@ -46,7 +46,7 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.statebackends.errors import FencedError, HoldfastError, NotFoundError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
-from holdfast.statebackends.storage.port import Flow, InParallel, Operation, StatFile, Storage, drive, perform
+from holdfast.statebackends.storage.port import Flow, InParallel, ListFolder, Operation, StatFile, Storage, drive, perform
 
 
 class JobRegistry:
@@ -199,10 +199,6 @@ T = TypeVar("T")
 RECOVERY_ROUNDS_MAX = 64
 """Highest number of rounds between two tries to recover the same job: each try may write a leader record, which stays."""
 
-FENCED_MS_MAX = 3_600_000
-"""How long the records of an ended job are read anew when it is looked for, behind an epoch that no coordinator took: somebody
-works at its snapshots, a forgetting takes an hour at most."""
-
 UNKNOWN_JOBS_MAX = 16
 """Jobs at a time whose leader is looked up because of a request; further ones wait for the next request."""
 
@@ -276,8 +272,9 @@ class Dispatcher:
         up."""
         self.astray: set[str] = set()
         """Jobs that requests named here and that this process does not lead: their leaders are looked up again."""
-        self._fenced: dict[str, int] = {}
-        """Ended job -> ms, monotonic, when it was seen that an epoch was taken by what is no coordinator."""
+        self._worked_at: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        """Ended job with an epoch behind the records that were read first -> names in its folder when they were read last: somebody
+        works at its snapshots, a forgetting for one, which deletes for hours."""
         self.feed = HistoryFeed()
         """Records of the jobs that are led here, as they are made."""
         self._config = config
@@ -373,34 +370,41 @@ class Dispatcher:
 
     def _goes_on(self, paths: JobPaths, known: RecordedJob) -> HostFlow[bool]:
         """Whether a job goes on whose end was read; a leader may have taken its epoch, and been stopped, before. If it does not,
-        and somebody has worked at it since, its records are read anew."""
+        its records are read anew where somebody has worked at it since."""
         # Numbers have no gaps, and an ended job goes on only by a new one.
         is_submitted = (yield StatFile(paths.submission(known.last_submission + 1))) is not None
-        if not is_submitted and not self._is_fenced(paths.job_id):
-            if (yield StatFile(paths.leader(max(known.epochs, default=0) + 1))) is None:
-                return False
-            self._fenced[paths.job_id] = self._clock.monotonic_ms()
-        recorded = yield from read_job(paths)
+        is_quiet = not is_submitted and paths.job_id not in self._worked_at
+        if is_quiet and (yield StatFile(paths.leader(max(known.epochs, default=0) + 1))) is None:
+            return False
+        recorded = yield from self._read_anew(paths, is_needed=is_submitted)
+        if recorded is None:
+            return False
         if not recorded.is_live:
             self.registry.put_recorded(recorded)
         return recorded.is_live
 
+    def _read_anew(self, paths: JobPaths, *, is_needed: bool) -> HostFlow[RecordedJob | None]:
+        """Records of a job; None, if they are not needed in any case, where its folder has the names that it had when they were
+        read last. The names come first: what is deleted meanwhile is seen by the next look."""
+        names = tuple((yield ListFolder(paths.job_id)))
+        if not is_needed and self._worked_at.get(paths.job_id) == names:
+            return None
+        recorded = yield from read_job(paths)
+        self._worked_at[paths.job_id] = names
+        while len(self._worked_at) > self._config.jobs_max:
+            self._worked_at.popitem(last=False)
+        return recorded
+
     def _retire(self, paths: JobPaths) -> HostFlow[bool]:
         """Somebody without an address has fenced a job: no coordinator leads it. One that has ended is remembered by its records
         from now on; whether it has."""
-        recorded = yield from read_job(paths)
-        if not recorded.exists or recorded.is_live:
+        recorded = yield from self._read_anew(paths, is_needed=True)
+        if recorded is None or not recorded.exists or recorded.is_live:
             return False
-        self._fenced[paths.job_id] = self._clock.monotonic_ms()
         service = self.registry.retire(recorded)
         if service is not None:
             service.close("the job has ended, and its snapshots are worked at")
         return True
-
-    def _is_fenced(self, job_id: str) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        self._fenced = {each: since_ms for each, since_ms in self._fenced.items() if now_ms - since_ms < FENCED_MS_MAX}
-        return job_id in self._fenced
 
     def retry_recovery(self, job_id: str) -> HostFlow[None]:
         """Recover an unrecovered job, unless it is led here or has another leader by now."""

@@ -243,7 +243,7 @@ def test_metrics_of_a_vertex(
     assert served.json("GET", asked) == [{"id": name, "value": value} for name, value in expected.items()]
     assert served.json("GET", f"{path}?get=") == []
     served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{'f' * 32}/metrics", status=404)
-    served.json("GET", f"{path}?get={'x' * 20_000}", status=400)
+    served.json("GET", f"{path}?get={'x' * 20_000}", status=431)
 
 
 def test_backpressure_of_a_vertex(

@@ -14,7 +14,7 @@ from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import Heartbeat, Registered, RegisterWorker
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.calls import JobCalls
-from holdfast.coordinator.dispatcher.dispatcher import FENCED_MS_MAX, run_host_flow
+from holdfast.coordinator.dispatcher.dispatcher import run_host_flow
 from holdfast.coordinator.dispatcher.published import view_overview
 from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.dispatcher.submit import Starter, fence_ended
@@ -27,7 +27,7 @@ from holdfast.coordinator.views import JobOverviewView
 from holdfast.statebackends.errors import FencedError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.flows import FIRST_BYTES
-from holdfast.statebackends.storage.port import ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
+from holdfast.statebackends.storage.port import DeleteFolder, ListFolder, PutIfAbsent, ReadFile, StatFile, run_flow
 from tests.coordinator.doubles import WAIT_S, leading, submission, wait_until, word_count
 from tests.coordinator.stepping import Process, retry_recoveries
 from tests.coordinator.world import DictStorage, Steps
@@ -369,24 +369,29 @@ def test_an_ended_job_that_a_forgetting_has_fenced_is_answered_from_its_records(
     assert calls(process).led(JOB) is process.service(JOB)
 
 
-def test_what_a_forgetting_deletes_is_seen_while_it_works_and_behind_it(storage: DictStorage) -> None:
+def test_what_a_forgetting_deletes_is_seen_whenever_it_does(storage: DictStorage) -> None:
     run_flow(write_result(PATHS, ResultRecord(1, "FINISHED", 1, "dead", 0, 0)), storage)
+    for number in (1, 2):
+        storage.execute(PutIfAbsent(f"{JOB}/chk-{number}/_metadata", b"{"))
+        storage.execute(PutIfAbsent(PATHS.config(number), encode_record(ConfigRecord(number, 1, 1, {}, "n"))))
     process = led_by(storage, FIRST, seed=1)
     fence(storage, "f" * 32)
-    for number in (1, 2):
-        name = PATHS.config(number)
-        storage.execute(PutIfAbsent(name, encode_record(ConfigRecord(number, 1, 1, {}, "n"))))
+
+    def looked() -> tuple[Any, int]:
+        done = len(process.operations)
         queries(process).job(JOB)
         process.drive(process.host.find_leaders())
-        recorded = process.host.registry.recorded(JOB)
-        assert recorded is not None
-        assert recorded.last_config == number, "read anew"
-        process.pass_time(FENCED_MS_MAX // 2)
-    process.pass_time(FENCED_MS_MAX)
-    read = process.host.registry.recorded(JOB)
-    queries(process).job(JOB)
-    process.drive(process.host.find_leaders())
-    assert process.host.registry.recorded(JOB) is read, "nobody works at it any more"
+        return process.host.registry.recorded(JOB), len(process.operations) - done
+
+    last, _ = looked()
+    assert looked() == (last, 2), "a submission, and the names in the folder"
+    for number in (1, 2):
+        process.pass_time(24 * 3_600_000)
+        storage.execute(DeleteFolder(f"{JOB}/chk-{number}"))
+        found, _ = looked()
+        assert found is not last, "read anew"
+        last = found
+        assert looked() == (last, 2)
 
 
 def test_a_running_job_that_nobody_with_an_address_leads_is_not_taken_for_ended(storage: DictStorage) -> None:
