@@ -27,8 +27,7 @@ from holdfast.operators.task import user_failures
 from holdfast.operators.task.user_failures import error_line, returned_none, shown, stack_trace, user_error
 from holdfast.statebackends.errors import AsyncTimeoutError
 from holdfast.statebackends.serialization.keys import KeyType
-from holdfast.statebackends.serialization.state_serializer import StateSerializer
-from holdfast.statebackends.state import ValueStateDescriptor
+from holdfast.statebackends.serialization.state_serializer import stored_type
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
 from tests.api.test_access import issue
 
@@ -87,15 +86,17 @@ def test_what_is_said_to_be_an_error_begins_with_its_class_whatever_that_is() ->
 def raised(record: object) -> list[Exception]:
     """Errors as those who raise them make them, each of which quotes a part of a record."""
     found: list[Exception] = []
+    timed_out = {"operator": "op", "subtask": 0, "timeout_ms": 10, "record": shown(record)}
+    nothing: dict[str, int] = {}
     calls: list[Callable[[], object]] = [
         lambda: _null_key("key_by column 'card'", record, "a filter", "op", 0),
         lambda: returned_none(operator="op", subtask=1, function=raised, record=record, wanted="a row"),
-        lambda: AsyncTimeoutError(f"operator 'op', subtask 0: no answer; record {shown(record)}", record=shown(record)),
+        lambda: AsyncTimeoutError.of(f"operator 'op', subtask 0: no answer; record {shown(record)}", timed_out),
         lambda: RuntimeError(f"no such card in {record!r}"),
         lambda: KeyType.of(int).encode("secret"),
         lambda: pa.array(["secret"]).cast(pa.int64()),
-        lambda: StateSerializer(ValueStateDescriptor("s", int)).to_arrays(["secret"]),
-        lambda: {}["secret"],
+        lambda: stored_type("int").to_arrow(["secret"]),
+        lambda: nothing["secret"],
     ]
     for call in calls:
         try:
@@ -105,6 +106,9 @@ def raised(record: object) -> list[Exception]:
         except Exception as error:
             found.append(error)
     assert len(found) == len(calls)
+    assert {type(each).__name__ for each in found} == {
+        "ArrowInvalid", "AsyncTimeoutError", "InvalidKeyError", "KeyError", "RuntimeError", "StateValueError", "UserFunctionError",
+    }  # fmt: skip
     return found
 
 
