@@ -37,7 +37,6 @@ from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
-from holdfast.statebackends.state_processor.contents import absolute_location
 
 _CANCEL_POLL_S = 0.05
 
@@ -570,6 +569,7 @@ def preflight(
     from holdfast.api.cli.render import show_report
     from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline
     from holdfast.operators.datastream.pipelines import build_environment, load_function
+    from holdfast.statebackends.state_processor.contents import absolute_location
 
     with console.trouble(), interruptible():
         function, _ = load_function(pipeline, "job")
@@ -737,6 +737,7 @@ def show(
 ) -> None:
     """Show the newest lines of the audit log, read from the state directory itself."""
     from holdfast.api.access.audit_log import find_untold, read_audit
+    from holdfast.statebackends.state_processor.contents import absolute_location
 
     location = absolute_location(state_dir)
     found = read_audit(location)[-limit:]
@@ -768,6 +769,7 @@ def verify(state_dir: AuditedDirectory, as_json: Json = False) -> None:
     """Check that no line of the audit log was changed, taken out or put in. Exit code 1: one was, or the log is gone from a
     directory with jobs or tokens; 2: it can't be read, or this is no state directory; 3: nothing is recorded there."""
     from holdfast.api.access.audit_log import verify_audit
+    from holdfast.statebackends.state_processor.contents import absolute_location
 
     with console.trouble():
         report = verify_audit(absolute_location(state_dir))
