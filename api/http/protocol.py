@@ -275,11 +275,9 @@ class GuardedProtocol(H11Protocol):
         for event in (answer, h11.Data(wire.body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self._is_refused = True
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof():  # TLS can't: its client knows by the length that this was all
             self.transport.write_eof()
-            self.flow.resume_reading()
-        else:
-            self.transport.close()
+        self.flow.resume_reading()
 
     # -------------------------------------------------------------------------------------------------------- phases
 
