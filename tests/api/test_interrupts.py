@@ -21,6 +21,9 @@ from holdfast.statebackends.storage.directory import LocalStorage
 from tests.examples import FACTOR
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""An interrupt that comes within a callback of the garbage collector is lost there: the command counts as interrupted all the same."""
+
 runner = CliRunner()
 STEP = 7 if FACTOR == 1 else 3
 """Moments from one interrupt to the next."""
