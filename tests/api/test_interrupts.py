@@ -22,7 +22,7 @@ from tests.examples import FACTOR
 from tests.statebackends.snapshot_harness import SOME, UID, files_below, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""An interrupt that comes within a callback of the garbage collector is lost there: the command counts as interrupted all the same."""
+"""An interrupt within a callback of the garbage collector is lost there: the command counts as interrupted all the same."""
 
 runner = CliRunner()
 STEP = 7 if FACTOR == 1 else 3
