@@ -72,7 +72,12 @@ def longest_call(facts: Facts) -> LongCall | None:
     if checkpoint is not None and checkpoint.status == "IN_PROGRESS":
         age_ms = facts.job.now_ms - checkpoint.trigger_ms
         needed_ms = min(STANDS_MS, max(STANDS_MS_MIN, int(STANDS_SHARE * age_ms)))
-    told = [(load.view.metrics.step_ms or 0, vertex, load) for vertex in facts.order for load in facts.loads(vertex)]
+    told = [
+        (load.view.metrics.step_ms or 0, vertex, load)
+        for vertex in facts.order
+        for load in facts.loads(vertex)
+        if load.view.metrics.step_ms
+    ]
     lasts_ms, vertex, load = max(told, key=lambda each: each[0], default=(0, "", None))
     if load is None or lasts_ms < needed_ms:
         return None
