@@ -76,12 +76,12 @@ def without_rows(text: str, *, is_error: bool = True) -> str:
     """A text without what may quote a record. `is_error`: it is known to be that of an error, which begins with its class."""
     lines = text.split("\n")
     is_trace = len(lines) > 1 and any(_FRAME.fullmatch(line) for line in lines)
-    cuts = [_cut(line, _ANY_CLASS.match(line) if is_trace or (is_error and line is lines[0]) else None) for line in lines]
-    at = next((number for number, each in enumerate(cuts) if each.is_cut), None)
-    if at is None:
+    cuts = [_cut(line, _ANY_CLASS.match(line) if is_trace or (is_error and at == 0) else None) for at, line in enumerate(lines)]
+    first = next((at for at, each in enumerate(cuts) if each.is_cut), None)
+    if first is None:
         return text
-    before = [line for line in lines[:at] if not is_trace or not line.startswith(" ") or _FRAME.fullmatch(line)]
-    return "\n".join([*before, cuts[at].line, *(line for line in lines[at + 1 :] if _FRAME.fullmatch(line))])
+    before = [line for line in lines[:first] if not is_trace or not line.startswith(" ") or _FRAME.fullmatch(line)]
+    return "\n".join([*before, cuts[first].line, *(line for line in lines[first + 1 :] if _FRAME.fullmatch(line))])
 
 
 def _cut(line: str, beginning: re.Match[str] | None) -> _Cut:

@@ -4,6 +4,7 @@ It decides widths, units and exit codes; it knows no command."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -28,8 +28,8 @@ EXIT_NO_VERDICT = 3
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999, the last that Python's calendar knows."""
 
-_GAP = "  "
-"""Between two columns of a table."""
+_PIPE_WIDTH = 10_000_000
+"""More columns than a table has that is written to a file or a pipe: whoever reads it has no width, and misses what is cut."""
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _LINES_AND_DIRECTIONS = (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -124,27 +124,19 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: 
     if not cells:
         typer.echo(empty)
         return
-    numeric = [all(row[index][:1].isdigit() or row[index] == "-" for row in cells) for index in range(len(columns))]
-    if not sys.stdout.isatty():
-        typer.echo("\n".join(_whole_lines([list(columns), *cells], numeric)))
-        return
+    is_terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, is_number in zip(columns, numeric, strict=True):
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for index, name in enumerate(columns):
+        numeric = all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not is_terminal)
     for row in cells:
         table.add_row(*row)
-    Console(highlight=False, markup=False, emoji=False).print(table)
-
-
-def _whole_lines(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterator[str]:
-    """Lines of a table for a file or a pipe, as wide as its cells are: whoever reads them has no width, and misses what is cut."""
-    widths = [max(cell_len(row[index]) for row in rows) for index in range(len(numeric))]
-    for row in rows:
-        padded = []
-        for cell, width, is_number in zip(row, widths, numeric, strict=True):
-            space = " " * (width - cell_len(cell))
-            padded.append(space + cell if is_number else cell + space)
-        yield _GAP.join(padded).rstrip(" ")
+    if is_terminal:
+        Console(highlight=False, markup=False, emoji=False).print(table)
+        return
+    whole = io.StringIO()
+    Console(file=whole, width=_PIPE_WIDTH, highlight=False, markup=False, emoji=False).print(table)
+    typer.echo("\n".join(line.rstrip(" ") for line in whole.getvalue().removesuffix("\n").split("\n")))
 
 
 def _cell(value: Any) -> str:

@@ -5,7 +5,7 @@ An event is small: lists of a record that may be long (vertices and subtasks of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,26 +13,19 @@ import msgspec
 
 from holdfast.api.events.follower import Told
 from holdfast.barriers.messages import clip
+from holdfast.coordinator.history.records import KINDS as RECORDED
 from holdfast.coordinator.history.records import HistoryEntry
-from holdfast.statebackends.errors import InvalidConfigError
 
 MEDIA_TYPE = "application/cloudevents+json"
 TEXT_BYTES_MAX = 2_048
 """Bytes of one text in an event."""
 
-KINDS = ("leader", "state", "failure", "restart", "initialized", "first_record", "checkpoint", "request", "label", "drill", "gap")
+KINDS = (*RECORDED, "gap")
 """Of records, and so of events."""
 
 _STAY_IN_HISTORY = frozenset({"vertices", "slowest", "missing"})
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999."""
-
-
-def check_kinds(kinds: Iterable[str]) -> None:
-    """Raise InvalidConfigError, with the kinds that there are, if one is none of them."""
-    unknown = sorted(set(kinds) - set(KINDS))
-    if unknown:
-        raise InvalidConfigError(f"there is no kind {unknown[0][:40]!r}; there are {', '.join(KINDS)}", setting="kinds")
 
 
 def kind_of(told: Told) -> str:

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, JobId, Service, answer, describe_answer
 from holdfast.api.routes.threads import StorageReaders
-from holdfast.barriers.messages import clip
 from holdfast.coordinator.history.failures import FAILURE_KINDS, FailurePage, derive_failures, page_of
-from holdfast.coordinator.history.records import KINDS, HistoryPage
+from holdfast.coordinator.history.records import HistoryPage, parse_kinds
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError
@@ -20,7 +19,6 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
 
 PAGE_DEFAULT = 100
 TEXT_CHARS_MAX = 256
-_KIND_BYTES_SHOWN_MAX = 64
 
 
 class HistoryRecord(schemas.Record):
@@ -129,11 +127,7 @@ def history_query(after: str, kinds: str, limit: int, *, newest: bool, before: s
     """`before` asks for the newest ones in front of it. Raises InvalidConfigError."""
     if after and before:
         raise InvalidConfigError("a page of a history is behind `after` or in front of `before`, not both", setting="before")
-    wanted = frozenset(kind.strip() for kind in kinds.split(",") if kind.strip())
-    unknown = sorted(wanted.difference(KINDS))
-    if unknown:  # else a mistyped one reads as a job to which nothing of the kind has happened
-        text = f"kinds: there is no {clip(unknown[0], _KIND_BYTES_SHOWN_MAX)!r}, only {', '.join(KINDS)}"
-        raise InvalidConfigError(text, setting="kinds")
+    wanted = parse_kinds(kinds)
     position = parse_position(before, "before")
     is_newest = (newest or position is not None) and not after
     return HistoryQuery(parse_position(after), wanted or None, limit, newest=is_newest, before=position)

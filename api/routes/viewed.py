@@ -160,7 +160,7 @@ def tagged(request: Request, body: bytes, as_of_ms: int) -> Response:
     """Answer with JSON that depends on more than views: its tag is that of the body itself. Raises NotModifiedError."""
     etag = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
     headers = _headers(etag, as_of_ms)
-    if is_known(request.headers.get("if-none-match", ""), headers["ETag"]):
+    if is_known(request.headers.get("if-none-match", ""), etag):
         raise NotModifiedError(headers)
     return Response(body, media_type="application/json", headers=headers)
 

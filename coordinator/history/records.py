@@ -7,13 +7,14 @@ break a line."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.barriers.messages import clip
 from holdfast.coordinator.views import CheckpointView, SubtaskCheckpointView, VertexCheckpointView
+from holdfast.statebackends.errors import InvalidConfigError
 
 HISTORY_TEXT_BYTES_MAX = 4_096
 """Bytes of one text in a record."""
@@ -41,6 +42,18 @@ KINDS = (
     "drill",
 )
 """What this version records."""
+_KIND_BYTES_SHOWN_MAX = 64
+
+
+def parse_kinds(text: str, known: Sequence[str] = KINDS) -> frozenset[str]:
+    """Kinds with commas between; none if the text is empty. Raises InvalidConfigError, which names those that there are, for
+    another: it would read as one of which nothing has happened."""
+    kinds = frozenset(kind.strip() for kind in text.split(",") if kind.strip())
+    unknown = sorted(kinds.difference(known))
+    if unknown:
+        message = f"kinds: there is no {clip(unknown[0], _KIND_BYTES_SHOWN_MAX)!r}, only {', '.join(known)}"
+        raise InvalidConfigError(message, setting="kinds")
+    return kinds
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from holdfast.api.access.roles import Caller
-from holdfast.api.events.cloudevents import check_kinds
+from holdfast.api.events.cloudevents import KINDS
 from holdfast.api.events.follower import Follower, ReadHistory, Told
 from holdfast.api.events.stream import (
     MEDIA_TYPE,
@@ -26,7 +26,7 @@ from holdfast.api.http.auth import CALLER, RECHECK
 from holdfast.api.routes.common import ERRORS, JobId, Service
 from holdfast.api.routes.history import TEXT_CHARS_MAX
 from holdfast.api.routes.threads import StorageReaders
-from holdfast.coordinator.history.records import HistoryPage
+from holdfast.coordinator.history.records import HistoryPage, parse_kinds
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError
 
@@ -45,7 +45,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
 @router.get("/events", response_class=Response, responses=_ANSWER)
 async def events(request: Request, service: Service, last: Last = "", after: After = "", kinds: Kinds = "") -> Response:
     """What happens to the jobs that this coordinator leads. With `Last-Event-ID`: from behind that event on, some perhaps twice."""
-    wanted = _kinds(kinds)
+    wanted = parse_kinds(kinds, KINDS)
     streams: EventStreams = request.app.state.events
     jobs = await run_in_threadpool(service.jobs)
     follower = Follower(service.feed)
@@ -63,18 +63,11 @@ async def job_events(
     request: Request, service: Service, job_id: JobId, last: Last = "", after: After = "", kinds: Kinds = ""
 ) -> Response:
     """What happens to one job. `Last-Event-ID` is a place in its history, `<epoch>-<number>`; `0-0`: from its oldest record on."""
-    wanted = _kinds(kinds)
+    wanted = parse_kinds(kinds, KINDS)
     job = await run_in_threadpool(service.job, job_id)
     follower = Follower(service.feed, job_id)
     begin_at_job(follower, job_id, last or after, job.overview.name)
     return _stream(request, service, follower, job_id_of, wanted)
-
-
-def _kinds(text: str) -> frozenset[str]:
-    """Raises InvalidConfigError for one that there is not: a stream of it would stay empty for ever."""
-    found = frozenset(kind.strip() for kind in text.split(",") if kind.strip())
-    check_kinds(found)
-    return found
 
 
 def _stream(
