@@ -39,6 +39,7 @@ AT_RISK_INTERVALS, BAD_INTERVALS = 3, 10
 GRACE_MS = 30_000
 """A checkpoint may be so much late in any case, and a job may run for so long before its first one."""
 LOCATION_BYTES_MAX = 4_096
+GONE = "which is not in storage any more"
 HIGH_ABOVE = 0.5
 """A job with a subtask that is backpressured beyond this share falls behind."""
 
@@ -102,6 +103,8 @@ def _safe_at_its_end(facts: Facts, ended: tuple[Verdict, str], cut: CutView | No
         why += f": {shown(facts.job.failure or 'no cause is on record', TEXT_BYTES_MAX)}"
     if cut is None:
         return SafeView(verdict, f"{why}; it keeps no checkpoint")
+    if _is_gone(facts):
+        return SafeView(verdict, f"{why}; it kept {_name(cut)}, {GONE}")
     drills, verifications = facts.situation.drills, facts.situation.verifications
     return SafeView(
         verdict=verdict,
@@ -112,6 +115,12 @@ def _safe_at_its_end(facts: Facts, ended: tuple[Verdict, str], cut: CutView | No
         drilled_ms=drilled_ms(drills),
         are_drills_known=facts.situation.are_drills_known,
     )
+
+
+def _is_gone(facts: Facts) -> bool:
+    """Somebody has deleted what a job kept that has ended."""
+    positions, cut = facts.situation.positions, facts.situation.cut
+    return positions is not None and cut is not None and positions.is_gone and positions.checkpoint_id == cut.checkpoint_id
 
 
 def _name(cut: CutView) -> str:
@@ -262,6 +271,8 @@ def _resume(facts: Facts) -> ResumeView:
     if cut is None:
         place = "it keeps no checkpoint" if ended is not None else "from the beginning of its sources"
         return ResumeView(verdict, f"{place}; {why}", may_repeat=repeats)
+    if ended is not None and _is_gone(facts):
+        return ResumeView(verdict, f"it kept {_name(cut)}, {GONE}; {why}")
     text = f"{'from' if ended is None else 'it keeps'} {_name(cut)}; {why}"
     found = facts.situation.positions
     return ResumeView(

@@ -38,6 +38,8 @@ class SnapshotPositions(msgspec.Struct, frozen=True):
     checkpoint_id: int
     sources: Mapping[str, SourcePlaces]
     """By uid; without those whose state says nothing that is known here, or is too large."""
+    is_gone: bool = False
+    """The snapshot is not in storage any more."""
 
 
 def describe_positions(entries: Sequence[bytes]) -> SourcePlaces:

@@ -122,7 +122,8 @@ class Diagnosis:
         told = replace(situation, drills=drills or (), are_drills_known=drills is not None, verifications=verifications)
         if situation.cut is not None:
             sources = frozenset(each.uid for vertex in situation.job.graph.vertices for each in vertex.operators if is_source(each))
-            told = replace(told, positions=self._positions.remembered(job_id, situation.cut, sources))
+            has_ended = situation.job.overview.is_terminal
+            told = replace(told, positions=self._positions.remembered(job_id, situation.cut, sources, has_ended=has_ended))
         return derive_health(told)
 
     def explain(self, job_id: str, checkpoint_id: int | None) -> Explanation:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces, describe_positions
 from holdfast.coordinator.explain.records import CutView
@@ -68,6 +69,15 @@ def _entries(operator: OperatorState, folder: str) -> Flow[list[bytes] | None]:
     return entries
 
 
+class Wanted(NamedTuple):
+    """Whose positions are to be read."""
+
+    cut: CutView
+    uids: frozenset[str]
+    has_ended: bool
+    """The job has."""
+
+
 class SourcePositions:
     """Of the jobs of one coordinator. Thread-safe."""
 
@@ -76,7 +86,7 @@ class SourcePositions:
         self._root = storage.root
         self._lock = threading.Lock()
         self._known: OrderedDict[str, SnapshotPositions] = OrderedDict()
-        self._wanted: OrderedDict[str, tuple[CutView, frozenset[str]]] = OrderedDict()
+        self._wanted: OrderedDict[str, Wanted] = OrderedDict()
         self._read_s: OrderedDict[str, float] = OrderedDict()
         """When a job's was last read, or tried."""
         self._awake = threading.Event()
@@ -88,13 +98,15 @@ class SourcePositions:
         """Of what `remembered` tells, of all jobs together."""
         return self._changes
 
-    def remembered(self, job_id: str, cut: CutView, uids: frozenset[str]) -> SnapshotPositions | None:
-        """What was read last, which may be of an earlier snapshot than `cut`; that one is read soon. None: nothing yet."""
+    def remembered(self, job_id: str, cut: CutView, uids: frozenset[str], *, has_ended: bool) -> SnapshotPositions | None:
+        """What was read last, which may be of an earlier snapshot than `cut`; that one is read soon. None: nothing yet.
+
+        Where the job has ended, no newer snapshot comes in the place of one that somebody deletes: it is looked for anew."""
         with self._lock:
             found = self._known.get(job_id)
-            if found is not None and found.checkpoint_id == cut.checkpoint_id:
+            if found is not None and found.checkpoint_id == cut.checkpoint_id and not has_ended:
                 return found
-            self._wanted[job_id] = (cut, uids)
+            self._wanted[job_id] = Wanted(cut, uids, has_ended)
             while len(self._wanted) > JOBS_KEPT:
                 self._wanted.popitem(last=False)
         self._awake.set()
@@ -119,30 +131,33 @@ class SourcePositions:
             due = [self._read_s.get(job_id, 0.0) + READ_INTERVAL_S for job_id in self._wanted]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _next(self) -> tuple[str, CutView, frozenset[str]] | None:
+    def _next(self) -> tuple[str, Wanted] | None:
         now_s = time.monotonic()
         with self._lock:
-            for job_id, (cut, uids) in self._wanted.items():
+            for job_id, wanted in self._wanted.items():
                 if self._read_s.get(job_id, -READ_INTERVAL_S) + READ_INTERVAL_S <= now_s:
                     del self._wanted[job_id]
                     self._read_s[job_id] = now_s
                     self._read_s.move_to_end(job_id)
                     while len(self._read_s) > JOBS_KEPT:
                         self._read_s.popitem(last=False)
-                    return job_id, cut, uids
+                    return job_id, wanted
         return None
 
-    def _read(self, job_id: str, cut: CutView, uids: frozenset[str]) -> None:
+    def _read(self, job_id: str, wanted: Wanted) -> None:
+        cut = wanted.cut
         folder = cut.location.removeprefix(f"{self._root.rstrip('/')}/")
         try:
-            found = run_flow(read_positions(cut.checkpoint_id, folder, uids), self._storage)
+            found = run_flow(read_positions(cut.checkpoint_id, folder, wanted.uids), self._storage)
         except CorruptStateError as error:
             logger.info("job %s: the positions of its sources can't be read: %s", job_id, error)
             found = SnapshotPositions(cut.checkpoint_id, {})
-        except ObjectMissingError:  # deleted for a newer one since it was told of: with fast checkpoints not for the last time
-            with self._lock:
-                self._read_s[job_id] = time.monotonic() - READ_INTERVAL_S + MISSED_AGAIN_S
-            return
+        except ObjectMissingError:
+            if not wanted.has_ended:  # deleted for a newer one since it was told of: with fast checkpoints not for the last time
+                with self._lock:
+                    self._read_s[job_id] = time.monotonic() - READ_INTERVAL_S + MISSED_AGAIN_S
+                return
+            found = SnapshotPositions(cut.checkpoint_id, {}, is_gone=True)
         except HoldfastError as error:  # storage is away: whoever asks again has it read
             logger.debug("job %s: the positions of its sources were not read: %s", job_id, error)
             return
@@ -150,7 +165,7 @@ class SourcePositions:
             logger.critical("job %s: the positions of its sources failed in a way that no record describes", job_id, exc_info=True)
             return
         with self._lock:
-            self._changes += 1
+            self._changes += found != self._known.get(job_id)
             self._known[job_id] = found
             self._known.move_to_end(job_id)
             while len(self._known) > JOBS_KEPT:

@@ -85,6 +85,9 @@ def test_behind_a_stop_the_savepoint_is_what_the_job_keeps(tmp_path: Path) -> No
     assert (recorded.resume.why, recorded.resume.location) == (found.resume.why, found.resume.location)
     assert recorded.safe.checkpoint_id == stopped.checkpoint_id
     assert recorded.safe.age_ms < 3_600_000, "since its trigger"
+    (Path(found.resume.location) / "_metadata").unlink()
+    wait_until(lambda: service.health(job_id).resume.checkpoint_id == -1, lambda: None)
+    assert "not in storage any more" in service.health(job_id).safe.why
     service.close()
 
 

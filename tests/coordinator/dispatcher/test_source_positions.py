@@ -81,17 +81,17 @@ def positions(tmp_path: Path) -> Iterator[SourcePositions]:
 
 def test_caller_waits_for_no_storage_and_has_the_positions_later(positions: SourcePositions, tmp_path: Path) -> None:
     cut = snapshot(tmp_path, 7, [40, 41])
-    assert positions.remembered(JOB, cut, SOURCES) is None
-    wait_until(lambda: positions.remembered(JOB, cut, SOURCES) is not None, lambda: None)
+    assert positions.remembered(JOB, cut, SOURCES, has_ended=False) is None
+    wait_until(lambda: positions.remembered(JOB, cut, SOURCES, has_ended=False) is not None, lambda: None)
     expected = SnapshotPositions(7, {"orders": SourcePlaces(1, ("row 40, and some read up to 41",))})
-    assert positions.remembered(JOB, cut, SOURCES) == expected
+    assert positions.remembered(JOB, cut, SOURCES, has_ended=False) == expected
     storage = positions._storage._default
     assert isinstance(storage, CountingStorage)
     assert threading.current_thread() not in storage.threads
     asked = len(storage.threads)
     assert positions.changes == 1
     for _ in range(100):
-        positions.remembered(JOB, cut, SOURCES)
+        positions.remembered(JOB, cut, SOURCES, has_ended=False)
     assert len(storage.threads) == asked, "a snapshot is read once"
     assert positions.changes == 1
 
@@ -101,12 +101,12 @@ def test_those_of_an_earlier_snapshot_are_told_as_such_until_the_newer_one_is_re
 ) -> None:
     first, second = snapshot(tmp_path, 1, [10]), snapshot(tmp_path, 2, [20])
     monkeypatch.setattr(source_positions, "READ_INTERVAL_S", 0.2)
-    positions.remembered(JOB, first, SOURCES)
-    wait_until(lambda: positions.remembered(JOB, first, SOURCES) is not None, lambda: None)
-    found = positions.remembered(JOB, second, SOURCES)
+    positions.remembered(JOB, first, SOURCES, has_ended=False)
+    wait_until(lambda: positions.remembered(JOB, first, SOURCES, has_ended=False) is not None, lambda: None)
+    found = positions.remembered(JOB, second, SOURCES, has_ended=False)
     assert found is not None
     assert found.checkpoint_id == 1
-    wait_until(lambda: getattr(positions.remembered(JOB, second, SOURCES), "checkpoint_id", 0) == 2, lambda: None)
+    wait_until(lambda: getattr(positions.remembered(JOB, second, SOURCES, has_ended=False), "checkpoint_id", 0) == 2, lambda: None)
 
 
 def test_snapshot_that_is_gone_says_nothing_and_one_that_is_damaged_has_no_positions(
@@ -116,11 +116,11 @@ def test_snapshot_that_is_gone_says_nothing_and_one_that_is_damaged_has_no_posit
     damaged = snapshot(tmp_path, 3, [1])
     Path(damaged.location, "_metadata").write_bytes(b"{")
     gone = replace(damaged, checkpoint_id=2, location=f"{tmp_path}/{JOB}/chk-2")
-    assert positions.remembered(JOB, gone, SOURCES) is None
+    assert positions.remembered(JOB, gone, SOURCES, has_ended=False) is None
     wait_until(lambda: not positions._wanted, lambda: None)
-    assert positions.remembered(JOB, gone, SOURCES) is None
-    wait_until(lambda: positions.remembered(JOB, damaged, SOURCES) is not None, lambda: None)
-    assert positions.remembered(JOB, damaged, SOURCES) == SnapshotPositions(3, {})
+    assert positions.remembered(JOB, gone, SOURCES, has_ended=False) is None
+    wait_until(lambda: positions.remembered(JOB, damaged, SOURCES, has_ended=False) is not None, lambda: None)
+    assert positions.remembered(JOB, damaged, SOURCES, has_ended=False) == SnapshotPositions(3, {})
 
 
 @pytest.mark.parametrize("limit", ["METADATA_BYTES_MAX", "STATE_BYTES_MAX"])
@@ -129,13 +129,34 @@ def test_what_is_too_large_is_not_read(
 ) -> None:
     monkeypatch.setattr(source_positions, limit, 10)
     cut = snapshot(tmp_path, 3, [1, 2, 3])
-    wait_until(lambda: positions.remembered(JOB, cut, SOURCES) is not None, lambda: None)
-    assert positions.remembered(JOB, cut, SOURCES) == SnapshotPositions(3, {})
+    wait_until(lambda: positions.remembered(JOB, cut, SOURCES, has_ended=False) is not None, lambda: None)
+    assert positions.remembered(JOB, cut, SOURCES, has_ended=False) == SnapshotPositions(3, {})
 
 
 def test_jobs_that_are_asked_for_are_bounded(tmp_path: Path) -> None:
     made = SourcePositions(LocalStorage(str(tmp_path)))
     cut = CutView(1, CheckpointKind.CHECKPOINT, f"{tmp_path}/x", 1)
     for number in range(JOBS_KEPT + 50):
-        assert made.remembered(f"{number:032}", cut, SOURCES) is None
+        assert made.remembered(f"{number:032}", cut, SOURCES, has_ended=False) is None
     assert len(made._wanted) == JOBS_KEPT
+
+
+def test_a_snapshot_of_an_ended_job_is_looked_for_anew_and_told_as_gone(
+    positions: SourcePositions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_positions, "READ_INTERVAL_S", 0.0)
+    cut = snapshot(tmp_path, 7, [40])
+
+    def told() -> SnapshotPositions | None:
+        return positions.remembered(JOB, cut, SOURCES, has_ended=True)
+
+    wait_until(lambda: told() is not None, lambda: None)
+    there = told()
+    assert there is not None
+    assert not there.is_gone
+    changes = positions.changes
+    Path(cut.location, "_metadata").rename(tmp_path / "aside")
+    wait_until(lambda: told() == SnapshotPositions(7, {}, is_gone=True), lambda: None)
+    (tmp_path / "aside").rename(Path(cut.location, "_metadata"))
+    wait_until(lambda: told() == there, lambda: None)
+    assert positions.changes == changes + 2, "what is found again and again is no change"

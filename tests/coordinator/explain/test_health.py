@@ -268,6 +268,19 @@ def test_a_failed_job_tells_once_why_and_how_old_what_it_keeps_is() -> None:
     assert found.resume.why == "it keeps checkpoint 40; the job has FAILED"
 
 
+def test_of_an_ended_job_what_somebody_deleted_is_told_as_deleted() -> None:
+    it = Built(status=None)
+    it.state, it.schedule = "FINISHED", None
+    situation = it.made()
+    gone = replace(situation, positions=SnapshotPositions(40, {}, is_gone=True))
+    found = derive_health(gone)
+    assert found.safe.why == "the job has ended: FINISHED; it kept checkpoint 40, which is not in storage any more"
+    assert found.resume.why == "it kept checkpoint 40, which is not in storage any more; the job has ended: FINISHED"
+    assert (found.safe.checkpoint_id, found.resume.checkpoint_id, found.resume.location) == (-1, -1, "")
+    earlier = derive_health(replace(situation, positions=SnapshotPositions(39, {}, is_gone=True)))
+    assert earlier.resume.checkpoint_id == 40, "of another one it says nothing"
+
+
 def test_an_ended_job_names_what_it_keeps() -> None:
     def change(it: Built) -> None:
         it.state, it.schedule = "FINISHED", None
