@@ -236,6 +236,18 @@ def summarise(values: Iterable[float]) -> Quantiles:
     return Quantiles(min=ordered[0], max=ordered[-1], avg=sum(ordered) / len(ordered), **ranks)
 
 
+class LongestPhases(msgspec.Struct, frozen=True):
+    """The longest time of each phase among some subtasks, ms; -1: none acknowledged, or none tells it."""
+
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: int
+    async_ms: int
+    encode_ms: int
+    store_ms: int
+    acknowledge_ms: int
+
+
 class VertexCheckpointView(msgspec.Struct, frozen=True):
     """One vertex's part of one checkpoint."""
 
@@ -254,6 +266,22 @@ class VertexCheckpointView(msgspec.Struct, frozen=True):
     @property
     def persisted_bytes(self) -> int:
         return sum(subtask.persisted for subtask in self.subtasks)
+
+    @property
+    def longest(self) -> LongestPhases:
+        """Over the subtasks that acknowledged; computed on access."""
+        delay_ms = alignment_ms = sync_ms = async_ms = encode_ms = store_ms = acknowledge_ms = -1
+        for subtask in self.subtasks:
+            if subtask.ack_ms < 0:
+                continue
+            delay_ms = max(delay_ms, subtask.start_delay_ms)
+            alignment_ms = max(alignment_ms, subtask.alignment_ms)
+            sync_ms = max(sync_ms, subtask.sync_ms)
+            async_ms = max(async_ms, subtask.async_ms)
+            encode_ms = max(encode_ms, subtask.encode_ms)
+            store_ms = max(store_ms, subtask.store_ms)
+            acknowledge_ms = max(acknowledge_ms, subtask.acknowledge_ms)
+        return LongestPhases(delay_ms, alignment_ms, sync_ms, async_ms, encode_ms, store_ms, acknowledge_ms)
 
     @property
     def summary(self) -> Mapping[str, Quantiles]:

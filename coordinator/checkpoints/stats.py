@@ -171,38 +171,25 @@ def _acked(subtask: int, at_ms: int, trigger_ms: int, metrics: CheckpointMetrics
 
 def derive_phases(view: CheckpointView) -> CheckpointPhases:
     """Phases of a completed checkpoint with its subtasks; O(subtasks)."""
-    delay_ms = alignment_ms = sync_ms = encode_ms = store_ms = acknowledge_ms = -1
-    stored_ms = stored_size = told = files = 0
-    for vertex in view.vertices.values():
-        for subtask in vertex.subtasks:
-            if subtask.ack_ms < 0:
-                continue
-            delay_ms = max(delay_ms, subtask.start_delay_ms)
-            alignment_ms = max(alignment_ms, subtask.alignment_ms)
-            sync_ms = max(sync_ms, subtask.sync_ms)
-            acknowledge_ms = max(acknowledge_ms, subtask.acknowledge_ms)
-            if subtask.store_ms >= 0:
-                encode_ms = max(encode_ms, subtask.encode_ms)
-                store_ms = max(store_ms, subtask.store_ms)
-                stored_ms += subtask.store_ms
-                stored_size += subtask.checkpointed_size
-                told += 1
-                files += subtask.new_files
+    longest = [vertex.longest for vertex in view.vertices.values()]
+    told = [each for vertex in view.vertices.values() for each in vertex.subtasks if each.ack_ms >= 0 and each.store_ms >= 0]
+    stored_ms = sum([each.store_ms for each in told])
+    stored_size = sum([each.checkpointed_size for each in told])
     return CheckpointPhases(
         checkpoint_id=view.checkpoint_id,
         end_to_end_ms=view.end_to_end_ms,
-        start_delay_ms=delay_ms,
-        alignment_ms=alignment_ms,
-        sync_ms=sync_ms,
-        encode_ms=encode_ms,
-        store_ms=store_ms,
-        acknowledge_ms=acknowledge_ms,
+        start_delay_ms=max([each.start_delay_ms for each in longest], default=-1),
+        alignment_ms=max([each.alignment_ms for each in longest], default=-1),
+        sync_ms=max([each.sync_ms for each in longest], default=-1),
+        encode_ms=max([each.encode_ms for each in longest], default=-1),
+        store_ms=max([each.store_ms for each in longest], default=-1),
+        acknowledge_ms=max([each.acknowledge_ms for each in longest], default=-1),
         decide_ms=view.decide_ms,
         notify_ms=view.notify_ms,
         checkpointed_size=view.checkpointed_size,
         state_size=view.state_size,
         store_rate=stored_size * 1000 // stored_ms if stored_ms else -1,
-        new_files=files if told else -1,
+        new_files=sum([each.new_files for each in told]) if told else -1,
     )
 
 

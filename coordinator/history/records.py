@@ -8,6 +8,7 @@ break a line."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -155,29 +156,20 @@ def _subtask(view: SubtaskCheckpointView) -> dict[str, Any]:
 
 def _vertex(view: VertexCheckpointView) -> dict[str, Any]:
     """Sums, the longest of each phase over its subtasks, and the slowest subtask: the first of equal ones."""
-    delay_ms = alignment_ms = sync_ms = async_ms = store_ms = acknowledge_ms = took_ms = slowest = -1
-    for subtask in view.subtasks:
-        if subtask.ack_ms < 0:
-            continue
-        delay_ms = max(delay_ms, subtask.start_delay_ms)
-        alignment_ms = max(alignment_ms, subtask.alignment_ms)
-        sync_ms = max(sync_ms, subtask.sync_ms)
-        async_ms = max(async_ms, subtask.async_ms)
-        store_ms = max(store_ms, subtask.store_ms)
-        acknowledge_ms = max(acknowledge_ms, subtask.acknowledge_ms)
-        if subtask.end_to_end_ms > took_ms:
-            took_ms, slowest = subtask.end_to_end_ms, subtask.subtask
+    longest = view.longest
+    acked = [each for each in view.subtasks if each.ack_ms >= 0]
+    slowest = max(acked, key=attrgetter("end_to_end_ms")).subtask if acked else -1
     return {
         "vertex": view.vertex,
         "subtasks": view.num_subtasks,
         "acknowledged": view.num_acknowledged_subtasks,
         "duration_ms": view.end_to_end_ms,
-        "start_delay_ms": delay_ms,
-        "alignment_ms": alignment_ms,
-        "sync_ms": sync_ms,
-        "async_ms": async_ms,
-        "store_ms": store_ms,
-        "acknowledge_ms": acknowledge_ms,
+        "start_delay_ms": longest.start_delay_ms,
+        "alignment_ms": longest.alignment_ms,
+        "sync_ms": longest.sync_ms,
+        "async_ms": longest.async_ms,
+        "store_ms": longest.store_ms,
+        "acknowledge_ms": longest.acknowledge_ms,
         "checkpointed_size": view.checkpointed_size,
         "state_size": view.state_size,
         "slowest": slowest,
