@@ -333,16 +333,25 @@ class HookWaitView(msgspec.Struct, frozen=True):
     """From the checkpoint's trigger to that answer; -1: none has come."""
 
 
+class HookFailureView(msgspec.Struct, frozen=True):
+    """Master hooks that a checkpoint failed for, before any of its tasks was triggered."""
+
+    names: tuple[str, ...]
+    """At least one."""
+    timed_out: bool
+    """No answer came in time; False: it raised, died, or is not installed."""
+
+
 NO_ANSWER = "no answer in time"
 
 
 def silent_hooks_text(names: Iterable[str]) -> str:
-    """On record of a checkpoint whose time for master hooks is over."""
+    """On record of a checkpoint whose time for master hooks is over. For people, as `failed_hook_text`."""
     return f"{NO_ANSWER} from master hook {', '.join(repr(name) for name in sorted(names))}"
 
 
 def failed_hook_text(name: str, message: str) -> str:
-    """On record of a checkpoint whose master hook has failed. Its runner says NO_ANSWER first where it had no time left."""
+    """On record of a checkpoint whose master hook has failed. For people: HookFailureView is what programs read."""
     return f"master hook {name!r}: {message}"
 
 
@@ -380,6 +389,8 @@ class CheckpointView(msgspec.Struct, frozen=True):
     """As in CheckpointPhases."""
     hooks: HookWaitView | None = None
     """None: the job has no master hooks, or it is not known any more."""
+    hook_failure: HookFailureView | None = None
+    """None: it did not fail for master hooks, or what is on record of it does not say so."""
 
     @property
     def is_savepoint(self) -> bool:

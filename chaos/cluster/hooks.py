@@ -53,7 +53,7 @@ class SimHooks:
         elif fails:
             reply = HookReply(HookVerdict.FAILED, message="it raised")
         if delay_us >= call.timeout_ms * 1_000:
-            reply, delay_us = HookReply(HookVerdict.FAILED, message="no answer in time"), call.timeout_ms * 1_000
+            reply, delay_us = HookReply(HookVerdict.FAILED, message="no answer in time", timed_out=True), call.timeout_ms * 1_000
         if reply.verdict is not HookVerdict.DONE or delay_us + TURNS_US >= call.timeout_ms * 1_000:
             self._observe(HookFailing(self._kernel.now_ms, self._process.name, call.checkpoint_id))
         what = f"{call.kind.value} {call.name} {call.checkpoint_id} {reply.verdict.value}"

@@ -40,7 +40,7 @@ from holdfast.coordinator.ha.records import AbortRecord, SavepointRecord
 from holdfast.coordinator.ha.shared_state import ResolvedStates, UnresolvedError
 from holdfast.coordinator.notes import CheckpointFailed, Note, Turn
 from holdfast.coordinator.totals import Tally, Totals
-from holdfast.coordinator.views import ScheduleView, failed_hook_text, silent_hooks_text
+from holdfast.coordinator.views import HookFailureView, ScheduleView, failed_hook_text, silent_hooks_text
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.layout import JobPaths, shared_name
 
@@ -478,6 +478,7 @@ class CheckpointCoordinator:
             return
         match event:
             case events.HookFailed():
+                pending.hook_failure = HookFailureView((event.name,), event.timed_out)
                 self._abort(pending, FailureReason.TRIGGER_FAILURE, clip(failed_hook_text(event.name, event.message)))
             case events.HookAnswered():
                 pending.hook_answered(event.name, event.state)
@@ -784,10 +785,15 @@ class CheckpointCoordinator:
                 assert pending.abort_reason is not None
                 self._write_aborted(pending, pending.abort_reason, pending.abort_message)
             elif pending.deadline_ms is not None and pending.deadline_ms <= now_ms:
-                self._abort(pending, FailureReason.EXPIRED, _missing_of(pending))
+                self._abort_overdue(pending, FailureReason.EXPIRED)
             elif pending.hooks_until_ms is not None and pending.hooks_until_ms <= now_ms:
-                self._abort(pending, FailureReason.TRIGGER_FAILURE, _missing_of(pending))
+                self._abort_overdue(pending, FailureReason.TRIGGER_FAILURE)
         self._turn.out.extend(self._completed.take_retries(now_ms))
+
+    def _abort_overdue(self, pending: PendingCheckpoint, reason: FailureReason) -> None:
+        if pending.status is PendingStatus.CALLING_HOOKS:
+            pending.hook_failure = HookFailureView(tuple(sorted(pending.hooks_missing)), timed_out=True)
+        self._abort(pending, reason, _missing_of(pending))
 
     def _abort(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
         """Abort a checkpoint. Raises InvariantError while a decision is being written: an abort can't overtake it."""
@@ -823,7 +829,7 @@ class CheckpointCoordinator:
         pending.decided(PendingStatus.ABORTED)
         del self._pending[number]
         self._completed.aborted(number)
-        self.stats.failed(number, pending.abort_reason, pending.abort_message, self._turn.wall_ms)
+        self.stats.failed(number, pending.abort_reason, pending.abort_message, self._turn.wall_ms, pending.hook_failure)
         self._turn.notes.append(CheckpointFailed(number, request.kind, pending.abort_reason, pending.abort_message))
         if request.is_savepoint:
             self._aborted_folders[number] = pending.folder

@@ -80,6 +80,8 @@ class HookFailed(msgspec.Struct, frozen=True):
     checkpoint_id: int
     name: str
     message: str
+    timed_out: bool = False
+    """It gave no answer in time."""
 
 
 class AcksReceived(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from holdfast.barriers.messages import AcknowledgeCheckpoint, AckStatus, Failure
 from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
 from holdfast.coordinator.ha.shared_state import ResolvedStates, shared_handles
 from holdfast.coordinator.totals import Tally, Totals
+from holdfast.coordinator.views import HookFailureView
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import ChannelState, FileHandle, OperatorState, OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import HookState
@@ -107,6 +108,8 @@ class PendingCheckpoint:
         self.acks: dict[SubtaskKey, AcknowledgeCheckpoint] = {}
         self.abort_reason: FailureReason | None = None
         self.abort_message = ""
+        self.hook_failure: HookFailureView | None = None
+        """Master hooks that it is aborted for."""
         self.retry_ms: int | None = None
         """When a failed write of ABORTED is repeated."""
 

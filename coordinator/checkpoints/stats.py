@@ -21,6 +21,7 @@ from holdfast.coordinator.views import (
     CheckpointPhases,
     CheckpointStatsView,
     CheckpointView,
+    HookFailureView,
     HookWaitView,
     Quantiles,
     RestoredView,
@@ -340,13 +341,19 @@ class CheckpointStats:
         self._completed[checkpoint_id] = (tracked.trigger_ms, duration)
         self._keep(view)
 
-    def failed(self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int) -> None:
-        """Note a failed checkpoint. An id that failed before its trigger is not shown."""
+    def failed(
+        self, checkpoint_id: int, reason: FailureReason, message: str, wall_ms: int, hooks: HookFailureView | None = None
+    ) -> None:
+        """Note a failed checkpoint. An id that failed before its trigger is not shown. `hooks`: master hooks that it failed for."""
         tracked = self._in_progress.pop(checkpoint_id, None)
         if tracked is None:
             return
         view = replace(
-            tracked.view("FAILED"), failure_ms=wall_ms, failure_reason=reason.value, failure_message=message or reason.value
+            tracked.view("FAILED"),
+            failure_ms=wall_ms,
+            failure_reason=reason.value,
+            failure_message=message or reason.value,
+            hook_failure=hooks,
         )
         self._counts["failed"] += 1
         self._latest["failed"] = view

@@ -25,7 +25,7 @@ def outcome_of(action: actions.TriggerHook | job_actions.RestoreHook, reply: Hoo
     if isinstance(action, actions.TriggerHook):
         if done:
             return events.HookAnswered(action.checkpoint_id, action.name, reply.state)
-        return events.HookFailed(action.checkpoint_id, action.name, reply.message)
+        return events.HookFailed(action.checkpoint_id, action.name, reply.message, reply.timed_out)
     if done:
         return job_events.HookRestored(action.attempt, action.name)
     error = None

@@ -48,7 +48,7 @@ _STORAGE = (
 
 def explain_failed(facts: Facts, checkpoint: CheckpointView) -> Chain:
     reason, message = checkpoint.failure_reason or "", checkpoint.failure_message or ""
-    hook = hook_cause(facts, message) if reason in (FailureReason.TRIGGER_FAILURE, FailureReason.EXPIRED) else None
+    hook = hook_cause(facts, checkpoint)
     if reason == FailureReason.EXPIRED:
         return _expired(facts, checkpoint, hook)
     if reason == FailureReason.JOB_FAILOVER:
@@ -57,6 +57,8 @@ def explain_failed(facts: Facts, checkpoint: CheckpointView) -> Chain:
         return Chain([hook])
     if reason in (FailureReason.DECLINED, FailureReason.ASYNC_EXCEPTION, FailureReason.IO_EXCEPTION):
         return _declined(reason, message)
+    if reason == FailureReason.TRIGGER_FAILURE and checkpoint.num_subtasks:  # it had its id: a record from before hooks were named
+        return Chain([Cause(CauseKind.NOT_KNOWN, "its tasks were not triggered" + _quoted(message, reason))])
     kind, text = _TEXTS.get(reason, (CauseKind.NOT_KNOWN, f"its reason is {shown(reason) or 'not known'}"))
     return Chain([Cause(kind, text + _quoted(message, reason))])
 

@@ -5,28 +5,22 @@ here; which one it was, and whether it failed or gave no answer, is."""
 
 from __future__ import annotations
 
-import re
-
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import MOST, Chain
-from holdfast.coordinator.views import NO_ANSWER, CheckpointView, failed_hook_text, silent_hooks_text
-
-_SILENT = re.escape(silent_hooks_text(()))
-_NAMED = failed_hook_text("", "").replace("''", r"(?:'[^']*'|\"[^\"]*\")")
-_TIMED_OUT = re.compile(rf"{_SILENT}|{_NAMED}{re.escape(NO_ANSWER)}")
-_FAILED = re.compile(_NAMED)
+from holdfast.coordinator.views import CheckpointView
 
 
-def hook_cause(facts: Facts, message: str) -> Cause | None:
-    """What the message of a failed checkpoint tells of a master hook; None if it is not about one."""
-    told = shown(message, TEXT_BYTES_MAX)
-    if _TIMED_OUT.match(message):
+def hook_cause(facts: Facts, checkpoint: CheckpointView) -> Cause | None:
+    """What is known of the master hooks that a checkpoint failed for; None if it did not, or nothing on record says so."""
+    failure = checkpoint.hook_failure
+    if failure is None:
+        return None
+    told = shown(checkpoint.failure_message or "", TEXT_BYTES_MAX)
+    if failure.timed_out:
         text = f"{told}; no task was triggered, and master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}"
         return Cause(CauseKind.MASTER_HOOK_TIMEOUT, text)
-    if _FAILED.match(message):
-        return Cause(CauseKind.MASTER_HOOK_FAILED, f"{told}; no task was triggered")
-    return None
+    return Cause(CauseKind.MASTER_HOOK_FAILED, f"{told}; no task was triggered")
 
 
 def explain_awaited_hooks(facts: Facts, checkpoint: CheckpointView) -> Chain | None:

@@ -115,6 +115,8 @@ def describe_checkpoint(
     }
     if notified:
         facts["notified"] = [{"id": number, "notify_ms": notify_ms} for number, notify_ms in notified.items()]
+    if view.hook_failure is not None:
+        facts["hook_failure"] = {"names": view.hook_failure.names, "timed_out": view.hook_failure.timed_out}
     if missing:
         facts |= {"missing": missing[:SLOWEST_MAX], "missing_count": len(missing)}
     return facts

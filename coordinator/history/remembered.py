@@ -17,6 +17,7 @@ from holdfast.coordinator.views import (
     CheckpointPhases,
     CheckpointView,
     ExceptionView,
+    HookFailureView,
     RecordedCheckpointView,
     SubtaskCheckpointView,
     VertexCheckpointView,
@@ -87,6 +88,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     missing_count: _Number = 0
     notified: tuple[_Notified, ...] = ()
     """Of earlier checkpoints."""
+    hook_failure: HookFailureView | None = None
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -188,6 +190,7 @@ def _view(told: _Checkpoint, trigger_ms: int, at_ms: int) -> CheckpointView:
         failure_reason=told.reason or None,
         failure_message=told.message or told.reason or None,
         decide_ms=told.decide_ms,
+        hook_failure=told.hook_failure,
     )
 
 

@@ -50,6 +50,8 @@ class HookReply(msgspec.Struct, frozen=True):
     message: str = ""
     known: tuple[int, ...] = ()
     """Of UNKNOWN_VERSION: what the hook knows."""
+    timed_out: bool = False
+    """Of FAILED: it gave no answer in time."""
 
 
 class HookPort(Protocol):

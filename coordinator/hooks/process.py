@@ -38,6 +38,9 @@ CLOSE_TIMEOUT_MS = 2_000
 class HookError(HoldfastError):
     """A hook did not answer as it must; its process is gone. It does not leave this module."""
 
+    timed_out: bool = False
+    """It gave no answer in time."""
+
 
 class HookProcess:
     """The process of one hook, started by the first call. Used by one thread."""
@@ -138,7 +141,7 @@ class HookProcess:
         poller.register(descriptor, events)
         left_ms = (deadline_s - time.monotonic()) * 1000
         if left_ms <= 0 or not poller.poll(left_ms):
-            raise HookError(f"{NO_ANSWER}; its process was killed")
+            raise HookError(f"{NO_ANSWER}; its process was killed", timed_out=True)
 
     def _gone(self) -> str:
         process = self._process
@@ -215,7 +218,7 @@ class _HookThread:
         try:
             return self._process.ask(waiting.call, waiting.deadline_s)
         except HookError as error:
-            return HookReply(HookVerdict.FAILED, message=str(error))
+            return HookReply(HookVerdict.FAILED, message=str(error), timed_out=error.timed_out)
 
 
 class ProcessHooks:

@@ -19,6 +19,7 @@ from holdfast.coordinator.views import (
     CheckpointStatsView,
     CheckpointView,
     ExceptionView,
+    HookFailureView,
     HookWaitView,
     JobOverviewView,
     JobView,
@@ -101,6 +102,9 @@ class Built:
     decide_ms: int = 15
     notify_ms: int = 20
     hooks: HookWaitView | None = None
+    hook_failure: HookFailureView | None = None
+    has_id: bool = True
+    """False: it failed before its id was its own, and nothing is known of its tasks."""
     acks: dict[tuple[str, int], Ack | None] = field(default_factory=dict)
     """Where not healthy; None: missing."""
     shares: dict[tuple[str, int], tuple[int, int] | None] = field(default_factory=dict)
@@ -245,15 +249,16 @@ class Built:
             end_to_end_ms=took_ms if acked else -1,
             processed_bytes=0,
             persisted_bytes=0,
-            num_subtasks=13,
+            num_subtasks=13 if self.has_id else 0,
             num_acknowledged_subtasks=len(acked),
-            vertices=vertices,
+            vertices=vertices if self.has_id else {},
             failure_ms=self.trigger_ms + self.failed_after_ms if self.status == "FAILED" else -1,
             failure_reason=self.reason,
             failure_message=self.message or self.reason,
             decide_ms=self.decide_ms if is_completed else -1,
             notify_ms=self.notify_ms if is_completed else -1,
             hooks=self.hooks,
+            hook_failure=self.hook_failure,
         )
 
     def _job(self) -> JobView:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.barriers.messages import CheckpointKind, TaskState
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.records import CauseKind
-from holdfast.coordinator.views import ExceptionView, HookWaitView, ScheduleView
+from holdfast.coordinator.views import ExceptionView, HookFailureView, HookWaitView, ScheduleView
 from holdfast.statebackends.settings import RocksDBConfig
 from tests.coordinator.explain.building import COMMITTER, HEALTHY, JOB, MIB, NOW, SINK, SOURCE, WINDOW, Built
 
@@ -571,6 +571,7 @@ def no_task_was_triggered(it: Built) -> None:
 @situation(CauseKind.MASTER_HOOK_TIMEOUT, "!master_hook_timeout_ms=20000", text="from master hook 'ledger'")
 def a_master_hook_gave_no_answer(it: Built) -> None:
     failed(it, "trigger_failure", "no answer in time from master hook 'ledger'", after_ms=10_000)
+    it.hook_failure = HookFailureView(("ledger",), timed_out=True)
     no_task_was_triggered(it)
     it.pressed(SOURCE)
     it.busy(WINDOW)
@@ -579,12 +580,14 @@ def a_master_hook_gave_no_answer(it: Built) -> None:
 @situation(CauseKind.MASTER_HOOK_TIMEOUT, "!master_hook_timeout_ms=20000", text="master hook 'ledger'")
 def the_process_of_a_master_hook_was_killed_at_its_time(it: Built) -> None:
     failed(it, "trigger_failure", "master hook 'ledger': no answer in time; its process was killed", after_ms=10_000)
+    it.hook_failure = HookFailureView(("ledger",), timed_out=True)
     no_task_was_triggered(it)
 
 
 @situation(CauseKind.MASTER_HOOK_TIMEOUT, None, text="'books', 'ledger'")
 def master_hooks_have_no_longer_time_to_give(it: Built) -> None:
     failed(it, "trigger_failure", "no answer in time from master hook 'books', 'ledger'", after_ms=600_000)
+    it.hook_failure = HookFailureView(("books", "ledger"), timed_out=True)
     it.tune(master_hook_timeout_ms=600_000, checkpoint_timeout_ms=900_000)
     no_task_was_triggered(it)
 
@@ -592,6 +595,7 @@ def master_hooks_have_no_longer_time_to_give(it: Built) -> None:
 @situation(CauseKind.MASTER_HOOK_TIMEOUT, "checkpoint_timeout_ms=20000", text="from master hook 'ledger'")
 def it_expired_while_a_master_hook_was_called(it: Built) -> None:
     failed(it, "expired", "no answer in time from master hook 'ledger'", after_ms=10_000)
+    it.hook_failure = HookFailureView(("ledger",), timed_out=True)
     it.tune(checkpoint_timeout_ms=10_000, master_hook_timeout_ms=30_000)
     no_task_was_triggered(it)
     it.workers[3] = {"registered": False}
@@ -600,12 +604,20 @@ def it_expired_while_a_master_hook_was_called(it: Built) -> None:
 @situation(CauseKind.MASTER_HOOK_FAILED, None, text="master hook 'ledger': OSError: no answer in time: the ledger is closed")
 def a_master_hook_raised(it: Built) -> None:
     failed(it, "trigger_failure", "master hook 'ledger': OSError: no answer in time: the ledger is closed", after_ms=20)
+    it.hook_failure = HookFailureView(("ledger",), timed_out=False)
     no_task_was_triggered(it)
 
 
 @situation(CauseKind.STORAGE_FAILED, None, text="its id could not be claimed in storage: StorageUnavailableError")
 def its_id_could_not_be_claimed(it: Built) -> None:
     failed(it, "trigger_failure", "StorageUnavailableError: master hook 'ledger' is no folder", after_ms=20)
+    it.has_id = False
+
+
+@situation(CauseKind.NOT_KNOWN, None, text="its tasks were not triggered: no answer in time from master hook 'ledger'")
+def a_record_from_before_hooks_were_named_is_quoted(it: Built) -> None:
+    failed(it, "trigger_failure", "no answer in time from master hook 'ledger'", after_ms=20)
+    no_task_was_triggered(it)
 
 
 @situation(CauseKind.SLOW_MASTER_HOOK, None, text="master hook 'ledger' has not answered for 30.0 s")

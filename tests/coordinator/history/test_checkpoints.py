@@ -14,7 +14,7 @@ from holdfast.coordinator.explain.records import CauseKind, Explanation, Situati
 from holdfast.coordinator.history.checkpoints import read_checkpoints
 from holdfast.coordinator.history.records import HistoryEntry, describe_checkpoint, encode_line
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
-from holdfast.coordinator.views import CheckpointView
+from holdfast.coordinator.views import CheckpointView, HookFailureView
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import PutIfAbsent, ReadFile, run_flow
 from tests.coordinator.explain.building import NOW, SINK, SOURCE, WINDOW, Built
@@ -175,6 +175,23 @@ def test_failed_checkpoints_of_the_history() -> None:
     before_trigger = {"id": 5, "checkpoint_kind": "checkpoint", "status": "FAILED", "reason": "trigger_failure", "message": "full"}
     view = recall_checkpoints([HistoryEntry(1, 3, NOW, "checkpoint", before_trigger)])[0].checkpoint
     assert (view.failure_ms, view.trigger_ms, view.vertices) == (NOW, NOW, {})
+
+
+def test_the_master_hook_that_a_checkpoint_failed_for_is_on_record() -> None:
+    message = "no answer in time from master hook 'ledger'"
+    built = Built(status="FAILED", reason=FailureReason.TRIGGER_FAILURE, message=message, failed_after_ms=10_000)
+    built.hook_failure = HookFailureView(("ledger",), timed_out=True)
+    view = built.made().checkpoint
+    assert view is not None
+    assert describe_checkpoint(view, HOSTS)["hook_failure"] == {"names": ("ledger",), "timed_out": True}
+    made, told = recalled(built)
+    assert made.checkpoint is not None
+    assert (made.checkpoint.hook_failure, told.first_cause.kind) == (built.hook_failure, CauseKind.MASTER_HOOK_TIMEOUT)
+    assert "from master hook 'ledger'; no task was triggered" in told.first_cause.text
+    built.hook_failure = None  # as an earlier version recorded it
+    made, told = recalled(built)
+    assert (told.first_cause.kind, told.first_cause.text) == (CauseKind.NOT_KNOWN, f"its tasks were not triggered: {message}")
+    assert told.setting is None
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_one_that_hangs_is_killed_with_what_it_started_and_the_next_call_starts_
         assert ask(port, HookCall(HookCallKind.RESET, "hook", 0, timeout_ms=FIRST_MS)) == HookReply()
         reply = ask(port, trigger(1, timeout_ms=2_000))
         assert (reply.verdict, reply.message) == (HookVerdict.FAILED, "no answer in time; its process was killed")
+        assert reply.timed_out
         pids = {int(line.split()[0]) for line in log.read_text().splitlines()}
         pids |= {int(line.split()[2]) for line in log.read_text().splitlines() if " child " in line}
         wait_until(lambda: not any(map(runs, pids)), lambda: time.sleep(0.01), what="the end of its processes")

@@ -15,7 +15,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX
 from holdfast.coordinator.jobmaster.job import JobState
-from holdfast.coordinator.views import HookWaitView
+from holdfast.coordinator.views import HookFailureView, HookWaitView
 from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.bench import A, B, Bench, of
@@ -73,7 +73,35 @@ def test_a_hook_without_an_answer_in_its_time_aborts_as_trigger_failure_and_fail
     assert (triggers(bench), bench.all(actions.FailJob), bench.machine.failures.count) == ([], [], 0)
     (view, *_) = bench.machine.stats.view().history
     assert view.failure_message == "no answer in time from master hook 'two'"
+    assert view.hook_failure == HookFailureView(("two",), timed_out=True)
     assert bench.machine.is_quiet
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_a_failed_checkpoint_says_for_which_hook_it_failed_whatever_its_text(timed_out: bool) -> None:
+    bench = bench_with("one", "two's")
+    bench.trigger()
+    bench.handle(events.HookFailed(1, "two's", "no answer in time, it says", timed_out=timed_out))
+    (view, *_) = bench.machine.stats.view().history
+    assert view.hook_failure == HookFailureView(("two's",), timed_out=timed_out)
+
+
+def test_one_that_expires_while_hooks_are_called_names_those_that_are_missing() -> None:
+    bench = bench_with("one", "two", "three", checkpoint_timeout_ms=100, master_hook_timeout_ms=5_000)
+    bench.trigger()
+    bench.handle(events.HookAnswered(1, "two", None))
+    bench.advance(bench.now + 100)
+    (view, *_) = bench.machine.stats.view().history
+    assert (view.failure_reason, view.hook_failure) == ("expired", HookFailureView(("one", "three"), timed_out=True))
+
+
+def test_a_checkpoint_that_fails_for_something_else_names_no_hook() -> None:
+    bench = bench_with("one", checkpoint_timeout_ms=100)
+    bench.trigger()
+    bench.handle(events.HookAnswered(1, "one", None))
+    bench.advance(bench.now + 100)
+    (view, *_) = bench.machine.stats.view().history
+    assert (view.failure_reason, view.hook_failure) == ("expired", None)
 
 
 def test_views_name_the_hooks_that_a_checkpoint_waits_for_and_how_long_it_did() -> None:
