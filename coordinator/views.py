@@ -160,6 +160,8 @@ class JobView(msgspec.Struct, frozen=True):
     standbys: tuple[StandbyView, ...] = ()
     silent: tuple[StandbyView, ...] = ()
     """Workers that fell silent, and whose slots others have that stood by."""
+    hook_restore: HookRestoreView | None = None
+    """Master hooks that the next attempt waits for; None: it waits for none now."""
 
 
 class WholeJobView(msgspec.Struct, frozen=True):
@@ -331,6 +333,17 @@ class HookWaitView(msgspec.Struct, frozen=True):
     """The one that answered last."""
     took_ms: int = -1
     """From the checkpoint's trigger to that answer; -1: none has come."""
+
+
+class HookRestoreView(msgspec.Struct, frozen=True):
+    """Master hooks that an attempt waits for: none of its tasks is deployed before each is back at the checkpoint."""
+
+    missing: tuple[str, ...]
+    """By name; those that are not back, or the one that failed while another try waits."""
+    since_ms: int
+    """When the first call for the attempt was made, wall clock."""
+    failed_tries: int = 0
+    """After how many failures of hooks for this attempt."""
 
 
 class HookFailureView(msgspec.Struct, frozen=True):

@@ -197,6 +197,7 @@ def capture(master: JobMaster, changes: int, wall_ms: int, *, monotonic_ms: int)
         restarts_at_ms=lifecycle.restarts_at_ms,
         standbys=master.standbys.views(),
         silent=master.slot_pool.silent_views(),
+        hook_restore=lifecycle.next.hook_restore,
     )
     return PublishedJob(
         epoch=setup.epoch,

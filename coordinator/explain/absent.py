@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.barriers.messages import TaskState
 from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
 from holdfast.coordinator.explain.failed import failure_cause
+from holdfast.coordinator.explain.master_hooks import restore_cause
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import Chain
 from holdfast.coordinator.views import ScheduleView
@@ -38,19 +39,30 @@ def _of_state(facts: Facts) -> Chain | None:
         why = f": {shown(job.failure, TEXT_BYTES_MAX)}" if job.failure else ""
         return Chain([Cause(CauseKind.STOPPED, f"the job has ended, {state}{why}")])
     if state == "RESTARTING":
-        due = (
-            f" in {time_text(job.restarts_at_ms - job.now_ms)}"
-            if job.restarts_at_ms > job.now_ms
-            else ", once every slot has a worker"
-        )
-        chain = Chain([Cause(CauseKind.RESTARTING, f"the job restarts{due}")])
-        return chain.add(failure_cause(facts, job.exceptions[0])) if job.exceptions else chain
+        return _restarting(facts)
+    hook = restore_cause(facts) if state == "CREATED" else None
+    if hook is not None:
+        return Chain([hook])
     if state in _STATES:
         kind, text = _STATES[state]
         absent = [worker.slot for worker in job.workers if not worker.registered]
         slots = f"; slots without one: {', '.join(map(str, absent[:10]))}" if absent and state in ("CREATED", "RECONCILING") else ""
         return Chain([Cause(kind, text + slots)])
     return None
+
+
+def _restarting(facts: Facts) -> Chain:
+    job = facts.job
+    failure = failure_cause(facts, job.exceptions[0]) if job.exceptions else None
+    if job.restarts_at_ms > job.now_ms:
+        due = f" in {time_text(job.restarts_at_ms - job.now_ms)}"
+    elif (hook := restore_cause(facts)) is not None:
+        why = f", since {failure.text}" if failure is not None else ""
+        return Chain([Cause(CauseKind.RESTARTING, f"the job restarts{why}"), hook])
+    else:
+        due = ", once every slot has a worker"
+    chain = Chain([Cause(CauseKind.RESTARTING, f"the job restarts{due}")])
+    return chain.add(failure) if failure is not None else chain
 
 
 def _of_schedule(facts: Facts, schedule: ScheduleView) -> Cause | None:

@@ -1,4 +1,5 @@
-"""Whether a checkpoint failed, waits or took long for the job's master hooks, and for which of them. Pure.
+"""Whether a checkpoint failed, waits or took long for the job's master hooks, or an attempt for their return, and for which of them.
+Pure.
 
 Hooks are called before any task is triggered: while they are, no subtask, host or storage is to blame. What they do is not known
 here; which one it was, and whether it failed or gave no answer, is."""
@@ -40,6 +41,18 @@ def explain_slow_hooks(checkpoint: CheckpointView) -> Chain | None:
         return None
     text = f"its master hooks took {time_text(hooks.took_ms)} of that, before any task was triggered; {_names((hooks.last,))}"
     return Chain([Cause(CauseKind.SLOW_MASTER_HOOK, f"{text} answered last")])
+
+
+def restore_cause(facts: Facts) -> Cause | None:
+    """Of an attempt that is not deployed; None if it does not wait for master hooks, or for workers first."""
+    waits = facts.job.hook_restore
+    if waits is None or not all(worker.registered for worker in facts.job.workers):
+        return None
+    waited = time_text(max(0, facts.job.now_ms - waits.since_ms))
+    text = f"master hook {_names(waits.missing)} is not back at the checkpoint after {waited}, and no task is deployed before"
+    tries = f" ({waits.failed_tries} calls of hooks have failed)" if waits.failed_tries else ""
+    bound = f"; master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}"
+    return Cause(CauseKind.WAITS_FOR_MASTER_HOOK, text + tries + bound)
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -175,6 +175,7 @@ class CauseKind(StrEnum):
     RESTARTING = "restarting"
     RECONCILING = "reconciling"
     WAITS_FOR_WORKERS = "waits_for_workers"
+    WAITS_FOR_MASTER_HOOK = "waits_for_master_hook"
     ENDING = "ending"
     STOPPED = "stopped"
     CLAIMING = "claiming"

@@ -28,7 +28,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import DataPorts, JobTurn
 from holdfast.coordinator.totals import Tally, Totals
-from holdfast.coordinator.views import SubtaskView, VertexView
+from holdfast.coordinator.views import HookRestoreView, SubtaskView, VertexView
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import OperatorSubtaskState
 from holdfast.statebackends.snapshot.metadata import HookState
@@ -394,12 +394,22 @@ class NextAttempt:
         self._hook_tries = 0
         self._hooks_missing: frozenset[str] = frozenset()
         """Master hooks that are not back at its checkpoint."""
+        self._hooks_since_ms = -1
+        """When they were called first, wall clock."""
+        self._hook_failed = ""
+        """The one that failed, while another try waits."""
         self.deployments: dict[int, Deployment] = {}
         """Deployments by slot; empty until deployed."""
 
     @property
     def is_prepared(self) -> bool:
         return self._states is not None and not self._hooks_missing
+
+    @property
+    def hook_restore(self) -> HookRestoreView | None:
+        """What it waits for of its master hooks; None: for none."""
+        missing = self._hooks_missing or frozenset({self._hook_failed} if self._hook_failed else ())
+        return HookRestoreView(tuple(sorted(missing)), self._hooks_since_ms, self._hook_tries) if missing else None
 
     @property
     def retry_ms(self) -> int | None:
@@ -424,7 +434,9 @@ class NextAttempt:
     def _restore_hooks(self, stored: Mapping[str, HookState]) -> None:
         """Take the job's master hooks back to the checkpoint, before any task is deployed. States of others are dropped."""
         config = self._graph.config
-        self._hooks_missing = frozenset(config.master_hooks)
+        self._hooks_missing, self._hook_failed = frozenset(config.master_hooks), ""
+        if self._hooks_since_ms < 0:
+            self._hooks_since_ms = self._turn.wall_ms
         self._under_way = bool(self._hooks_missing)
         found, timeout_ms = self.restore, config.master_hook_timeout_ms
         checkpoint_id, at_ms = (found.checkpoint_id, found.timestamp_ms) if found is not None else (0, 0)
@@ -443,6 +455,7 @@ class NextAttempt:
         if event.attempt != self.number or event.name not in self._hooks_missing:
             return True
         self._states, self._hooks_missing, self._under_way = None, frozenset(), False
+        self._hook_failed = event.name
         self._hook_tries += 1
         self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
         return self._hook_tries < HOOK_TRIES_MAX

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.barriers.messages import CheckpointKind, TaskState
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.records import CauseKind
-from holdfast.coordinator.views import ExceptionView, HookFailureView, HookWaitView, ScheduleView
+from holdfast.coordinator.views import ExceptionView, HookFailureView, HookRestoreView, HookWaitView, ScheduleView
 from holdfast.statebackends.settings import RocksDBConfig
 from tests.coordinator.explain.building import COMMITTER, HEALTHY, JOB, MIB, NOW, SINK, SOURCE, WINDOW, Built
 
@@ -634,6 +634,37 @@ def a_pending_one_waits_for_a_master_hook(it: Built) -> None:
 def a_pending_one_whose_master_hooks_have_answered(it: Built) -> None:
     a_pending_one_waits_behind_records(it)
     it.hooks = HookWaitView((), "ledger", 40)
+
+
+def waits_for_a_hook(it: Built, state: str, failed_tries: int = 0) -> None:
+    it.state, it.status = state, None
+    it.changes["hook_restore"] = HookRestoreView(("ledger",), NOW - 12_000, failed_tries)
+
+
+_NOT_BACK = "master hook 'ledger' is not back at the checkpoint after 12.0 s, and no task is deployed before"
+
+
+@situation(CauseKind.WAITS_FOR_MASTER_HOOK, None, text=f"{_NOT_BACK}; master_hook_timeout_ms is 10000")
+def a_new_job_waits_for_a_master_hook(it: Built) -> None:
+    waits_for_a_hook(it, "CREATED")
+
+
+@situation(CauseKind.WAITS_FOR_MASTER_HOOK, None, text=f"{_NOT_BACK} (2 calls of hooks have failed)")
+def a_restart_waits_for_a_master_hook(it: Built) -> None:
+    waits_for_a_hook(it, "RESTARTING", 2)
+    it.exceptions = (ExceptionView("ValueError: boom", "", NOW - 13_000, WINDOW, 2, "slot-2", 1),)
+
+
+@situation(CauseKind.WAITS_FOR_WORKERS)
+def a_new_job_waits_for_a_worker_and_a_master_hook(it: Built) -> None:
+    waits_for_a_hook(it, "CREATED")
+    it.workers[3] = {"registered": False}
+
+
+@situation(CauseKind.TASK_FAILED)
+def a_restart_has_its_pause_before_it_waits_for_a_master_hook(it: Built) -> None:
+    a_restart_waits_for_a_master_hook(it)
+    it.changes["restarts_at_ms"] = NOW + 1_000
 
 
 @situation(CauseKind.SLOW_MASTER_HOOK, None, text="its master hooks took 8.0 s of that, before any task was triggered; 'ledger'")

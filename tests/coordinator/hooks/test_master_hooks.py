@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX
 from holdfast.coordinator.jobmaster.job import JobState
-from holdfast.coordinator.views import HookFailureView, HookWaitView
+from holdfast.coordinator.views import HookFailureView, HookRestoreView, HookWaitView
 from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.bench import A, B, Bench, of
@@ -197,11 +198,12 @@ def test_no_task_is_deployed_before_every_hook_is_back() -> None:
     rig.hooks = lambda call: [] if call.kind is HookCallKind.RESTORE else reply_of(call)
     fail_over(rig)
     assert rig.state == "RESTARTING"
+    assert rig.master.lifecycle.next.hook_restore == HookRestoreView(("one",), rig.wall_ms)
     assert not any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
     rig.feed(job_events.HookRestored(1, "one"))
     assert rig.state == "RESTARTING", "of an older attempt"
     rig.feed(job_events.HookRestored(2, "one"))
-    assert rig.state == "RUNNING"
+    assert (rig.state, rig.master.lifecycle.next.hook_restore) == ("RUNNING", None)
     assert any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
 
 
@@ -210,6 +212,7 @@ def test_a_hook_that_can_not_be_restored_is_tried_again_and_fails_the_job_after_
     rig.checkpoint()
     rig.hooks = failing
     fail_over(rig)
+    assert rig.master.lifecycle.next.hook_restore == HookRestoreView(("one",), rig.wall_ms, 1), "it is tried again"
     rig.pass_time(60_000)
     assert restores(rig)[1:] == [(2, "one", 1)] * HOOK_TRIES_MAX
     assert rig.master.state in (JobState.FAILING, JobState.FAILED)
