@@ -42,6 +42,7 @@ from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.published import MomentNow
 from holdfast.coordinator.dispatcher.reading.costs import Costs
 from holdfast.coordinator.dispatcher.reading.diagnosis import Diagnosis
+from holdfast.coordinator.dispatcher.reading.explainer import EndedCheckpointExplainer
 from holdfast.coordinator.dispatcher.reading.queries import Queries
 from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
 from holdfast.coordinator.dispatcher.reading.recollection import Recollection
@@ -145,7 +146,8 @@ class CoordinatorService:
             labels=self._labels,
         )
         self._costs = Costs(self._storage, clock)
-        recollection = Recollection(self._storage)
+        recollection = Recollection(self._storage, clock)
+        self._explainer = self._host.explainer = EndedCheckpointExplainer(self._questions, recollection, self._storage.root)
         self._positions = SourcePositions(self._storage)
         self._diagnosis = Diagnosis(
             self._calls, self._storage.root, clock, self._questions, self._drills, recollection, self._positions
@@ -159,6 +161,7 @@ class CoordinatorService:
         self._readers = [
             threading.Thread(target=self._drills.watch, name="drills", daemon=True),
             threading.Thread(target=self._positions.watch, name="source-positions", daemon=True),
+            threading.Thread(target=self._explainer.watch, name="explainer", daemon=True),
         ]
         self._started: list[threading.Thread] = []
 
@@ -491,6 +494,7 @@ class CoordinatorService:
             self._stopped.set()
         self._drills.close()
         self._positions.close()
+        self._explainer.close()
         for thread in self._started:
             thread.join()  # none must begin to lead a job behind what is closed here
         if self._started:

@@ -98,6 +98,8 @@ def show_explanation(view: Explanation, *, as_json: bool) -> None:
         console.show_json(msgspec.to_builtins(view))
         return
     console.show_line(f"{view.job_name}: {view.summary}")
+    if view.explained_ms >= 0:
+        console.show_line(f"seen    {console.time_text(view.explained_ms)}; it was explained when it ended")
     if view.phases:
         console.show_table(("PHASE", "LONGEST", "USUALLY", "NOTE", "WHERE"), map(_phase, view.phases), empty="")
     for number, cause in enumerate(view.causes):

@@ -122,6 +122,10 @@ def _checkpoint(facts: _Facts) -> str:
     return f"{name} in {took}, {size}{last}"
 
 
+def _explanation(facts: _Facts) -> str:
+    return f"{facts['summary']}: {facts['causes'][-1]['text']}"
+
+
 def _request(facts: _Facts) -> str:
     name = facts["request_kind"].replace("_", "-")
     if facts["reason"] is None:
@@ -154,6 +158,7 @@ _WORDS: Mapping[str, Callable[[_Facts], str]] = {
     "initialized": lambda facts: f"all tasks of attempt {facts['attempt']} run",
     "first_record": _first_record,
     "checkpoint": _checkpoint,
+    "explanation": _explanation,
     "request": _request,
     "label": _label,
     "drill": _drill,

@@ -1,6 +1,6 @@
 """Records of histories as CloudEvents 1.0, structured JSON. `tests/golden/cloudevents_v1.json` holds their shapes.
 
-An event is small: lists of a record that may be long (vertices and subtasks of a checkpoint) stay in the history, to which
+An event is small: lists of a record that may be long (vertices, subtasks and phases of a checkpoint) stay in the history, to which
 `dataref` leads. `source` and `id` together name an event for good: what is told twice has the same."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_BYTES_MAX = 2_048
 KINDS = (*RECORDED, "gap")
 """Of records, and so of events."""
 
-_STAY_IN_HISTORY = frozenset({"vertices", "slowest", "missing"})
+_STAY_IN_HISTORY = frozenset({"vertices", "slowest", "missing", "phases"})
 _TIME_MS_MAX = 253_402_300_799_999
 """End of the year 9999."""
 

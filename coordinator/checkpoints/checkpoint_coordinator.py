@@ -202,6 +202,14 @@ class CheckpointCoordinator:
             failures=self.failures.count,
         )
 
+    @property
+    def first_to_expire(self) -> tuple[int, int, int] | None:
+        """Id, attempt and deadline of the oldest checkpoint that awaits acknowledgements. O(pending), and read behind each event."""
+        for pending in self._pending.values():
+            if pending.status is PendingStatus.AWAITING_ACKS and pending.deadline_ms is not None:
+                return pending.checkpoint_id, pending.attempt, pending.deadline_ms
+        return None
+
     def triggers_to_repeat(self) -> tuple[actions.SendTriggers, ...]:
         """Triggers of the checkpoints that await acknowledgements, for a worker that may have missed them."""
         return tuple(_trigger_of(entry) for entry in self.pending if entry.status is PendingStatus.AWAITING_ACKS)

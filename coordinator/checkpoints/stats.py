@@ -396,6 +396,11 @@ class CheckpointStats:
         return CheckpointCounts(in_progress=len(self._in_progress), **self._counts)
 
     @property
+    def recent(self) -> tuple[CheckpointPhases, ...]:
+        """As in CheckpointStatsView, but for when subtasks knew."""
+        return tuple(self._recent)
+
+    @property
     def latest_completed(self) -> CheckpointView | None:
         return self._latest.get("completed")
 

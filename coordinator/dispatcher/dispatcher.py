@@ -20,6 +20,7 @@ from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
 from holdfast.barriers.processes import AskProcess, has_ended
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.dispatcher.job_explanations import Explainer
 from holdfast.coordinator.dispatcher.job_log import TEXT_CHARACTERS_MAX, about, printable
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
 from holdfast.coordinator.dispatcher.recovery_queue import RecoveryQueue
@@ -277,6 +278,8 @@ class Dispatcher:
         works at its snapshots, a forgetting for one, which deletes for hours."""
         self.feed = HistoryFeed()
         """Records of the jobs that are led here, as they are made."""
+        self.explainer: Explainer | None = None
+        """Explains checkpoints of jobs that are led from then on, when they end; None: nobody does."""
         self._config = config
         self._rng = rng
         self._clock = clock
@@ -553,6 +556,7 @@ class Dispatcher:
             view_interval_ms=self._config.view_interval_ms,
             history=self._config.history,
             feed=self.feed,
+            explainer=self.explainer,
             has_ended=self._has_ended,
             hooks=self._hooks.of_job(setup.job_id, setup.epoch) if setup.graph.config.master_hooks else None,
         )

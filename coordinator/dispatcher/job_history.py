@@ -10,8 +10,11 @@ from typing import Any, assert_never
 
 import msgspec
 
+from holdfast.coordinator.dispatcher.job_explanations import Explainer, JobExplanations
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner
+from holdfast.coordinator.explain.kept import KIND
+from holdfast.coordinator.explain.records import Explanation
 from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.recorder import HistoryRecorder, WriteHistory
 from holdfast.coordinator.history.records import describe_checkpoint
@@ -47,9 +50,10 @@ class JobHistory:
         clock: Clock,
         post: Callable[[Callable[[], None]], None],
         feed: HistoryFeed | None = None,
+        explainer: Explainer | None = None,
     ) -> None:
         """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it. `feed`: gets each record
-        as it is made."""
+        as it is made. `explainer`: explains checkpoints when they end; None: nobody does."""
         self._setup = setup
         self._feed = feed
         self._runner = runner
@@ -59,9 +63,18 @@ class JobHistory:
         self._writer = HistoryWriter(JobPaths(setup.job_id), setup.epoch)
         self._is_failing = False
         self._is_broken = False
+        self._explanations = JobExplanations(explainer, clock, post, self._explained) if explainer is not None else None
 
     def next_deadline_ms(self) -> int | None:
-        return None if self._is_broken else self._recorder.next_deadline_ms()
+        if self._is_broken:
+            return None
+        of_look = self._explanations.next_deadline_ms() if self._explanations is not None else None
+        due = [time for time in (self._recorder.next_deadline_ms(), of_look) if time is not None]
+        return min(due, default=None)
+
+    def explanation(self, checkpoint_id: int) -> Explanation | None:
+        """Of a checkpoint, from when it ended, if that was kept. From any thread."""
+        return self._explanations.kept(checkpoint_id) if self._explanations is not None else None
 
     def led(self) -> None:
         """This process leads the job from now on."""
@@ -75,6 +88,12 @@ class JobHistory:
         finished = master.coordinator.stats.take_finished()
         if finished or notes:
             self._guarded(lambda: self._take(master, finished, notes))
+        if self._explanations is not None and not self._is_broken:
+            self._explanations.turned(master, finished)
+
+    def _explained(self, facts: Mapping[str, Any]) -> None:
+        if not self._is_broken:
+            self._guarded(lambda: self._record(KIND, facts))
 
     def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Sequence[Note]) -> None:
         hosts = master.slot_pool.hosts() if finished else {}
@@ -94,13 +113,14 @@ class JobHistory:
         if self._feed is not None:
             self._feed.publish(FedRecord(self._setup.job_id, self._setup.graph.name, self._setup.epoch, number, line))
 
-    def advance(self) -> bool:
-        """Begin the write that is due; False if none is."""
+    def advance(self, master: JobMaster) -> bool:
+        """Begin the write that is due, and look at a checkpoint that is about to expire; False if neither is due."""
         if self._is_broken:
             return False
+        looked = self._explanations is not None and self._explanations.advance(master)
         action = self._recorder.advance(self._clock.monotonic_ms())
         if action is None:
-            return False
+            return looked
         self._run(action, self._ended)
         return True
 

@@ -20,11 +20,13 @@ from holdfast.coordinator.checkpoints import actions, events
 from holdfast.coordinator.config import VIEW_INTERVAL_MS
 from holdfast.coordinator.dispatcher.command_stream import Subscription
 from holdfast.coordinator.dispatcher.hook_calls import call_of, outcome_of
+from holdfast.coordinator.dispatcher.job_explanations import Explainer
 from holdfast.coordinator.dispatcher.job_history import JobHistory
 from holdfast.coordinator.dispatcher.job_log import JobLog, about
 from holdfast.coordinator.dispatcher.published import JobPublisher, Look, PublishedJob
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
+from holdfast.coordinator.explain.records import Explanation
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.hooks.calls import HookPort, HookReply, HookVerdict
 from holdfast.coordinator.jobmaster import actions as job_actions
@@ -73,9 +75,10 @@ class JobMasterRunner:
         feed: HistoryFeed | None = None,
         hooks: HookPort | None = None,
         has_ended: AskProcess = has_ended,
+        explainer: Explainer | None = None,
     ) -> None:
-        """`history`: record what happens in the job's directory; `feed` gets each record as well. `hooks`: its master hooks; None:
-        it names none. `has_ended`: of a process that was seen on this host."""
+        """`history`: record what happens in the job's directory; `feed` gets each record as well, and `explainer` explains
+        checkpoints for it. `hooks`: its master hooks; None: it names none. `has_ended`: of a process that was seen on this host."""
         self._master = master
         self._has_ended = has_ended
         self._publisher = JobPublisher(clock, view_interval_ms)
@@ -101,7 +104,7 @@ class JobMasterRunner:
         self._ended = threading.Event()
         self._failed = False
         self._hooks = hooks
-        self._history = JobHistory(master.setup, runner, clock, self._post_call, feed) if history else None
+        self._history = JobHistory(master.setup, runner, clock, self._post_call, feed, explainer) if history else None
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -194,6 +197,10 @@ class JobMasterRunner:
             self._job_thread.wake()
         return found
 
+    def explanation(self, checkpoint_id: int) -> Explanation | None:
+        """Of a checkpoint, from when it ended, if that was kept. Takes no turn."""
+        return self._history.explanation(checkpoint_id) if self._history is not None else None
+
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
         """Read the core in a turn, or on this thread if no turn follows."""
         query = _Query(read, Future())
@@ -271,7 +278,7 @@ class JobMasterRunner:
                 self._publisher.publish(self._master)
             item = self._take()
             self._handle(item)
-            writes = self._history is not None and not self._closed and self._history.advance()
+            writes = self._history is not None and not self._closed and self._history.advance(self._master)
         except Exception:  # the end of a process, simulated or real, passes through
             text = "job %s: the core failed; this coordinator leads the job no more"
             logger.critical(text, self.job_id, exc_info=True, extra=about(self.job_id))

@@ -4,15 +4,19 @@ A healthy checkpoint is explained, too, and raises no alarm. The cost is O(subta
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.advice import advise
 from holdfast.coordinator.explain.facts import Facts, shown, time_text
 from holdfast.coordinator.explain.failed import explain_failed
 from holdfast.coordinator.explain.functions import explain_function
+from holdfast.coordinator.explain.kept import show_kept
 from holdfast.coordinator.explain.master_hooks import explain_slow_hooks
-from holdfast.coordinator.explain.pending import explain_pending
+from holdfast.coordinator.explain.pending import explain_pending, missing_subtasks
 from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, SettingChange, Situation
-from holdfast.coordinator.explain.slow import Chain, explain_slow
+from holdfast.coordinator.explain.slow import Chain, explain_slow, last_acknowledged
 from holdfast.coordinator.views import CheckpointView
 
 _EXPECTED = frozenset({CauseKind.SUBSUMED, CauseKind.END_OF_INPUT, CauseKind.ENDING, CauseKind.NEW_SUBMISSION, CauseKind.STOPPED})
@@ -48,8 +52,10 @@ def choose_checkpoint(situation: Situation) -> int | None:
 
 
 def explain(situation: Situation) -> Explanation:
-    """Explain `situation.checkpoint`, or why there is none."""
+    """Explain `situation.checkpoint`, or why there is none; as it was explained when it ended, if that was kept."""
     facts, checkpoint = Facts(situation), situation.checkpoint
+    if situation.kept is not None:
+        return show_kept(facts, situation.kept)
     if checkpoint is None:
         return _absent(facts)
     if checkpoint.status == "FAILED":
@@ -82,7 +88,15 @@ def _failed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=max(0, after_ms))
     if setting is None and chain.causes[0].kind is CauseKind.EXPIRED and _only_takes_long(chain):
         setting = advise(facts, CauseKind.EXPIRED)
+    if chain.causes[0].kind is CauseKind.EXPIRED:
+        chain = _with_function(facts, chain, missing_subtasks(checkpoint))
     return _explanation(facts, checkpoint, "failed", summary, chain, setting)
+
+
+def _with_function(facts: Facts, chain: Chain, asked_about: Collection[SubtaskKey]) -> Chain:
+    """With the function in which one of these subtasks was, if its worker was asked."""
+    function = explain_function(facts, asked_about)
+    return chain.add(function) if function is not None else chain
 
 
 def _only_takes_long(chain: Chain) -> bool:
@@ -98,8 +112,7 @@ def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:
         return _explanation(facts, checkpoint, "pending", summary, _usual(facts, checkpoint))
     chain = explain_pending(facts, checkpoint)
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=age_ms)
-    function = explain_function(facts)
-    return _explanation(facts, checkpoint, "pending", summary, chain.add(function) if function is not None else chain, setting)
+    return _explanation(facts, checkpoint, "pending", summary, _with_function(facts, chain, missing_subtasks(checkpoint)), setting)
 
 
 def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
@@ -112,6 +125,8 @@ def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
         return _explanation(facts, checkpoint, "completed", summary, _usual(facts, checkpoint))
     chain = explain_slow_hooks(checkpoint) or explain_slow(facts, checkpoint)
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=duration_ms)
+    last = last_acknowledged(facts, checkpoint)
+    chain = _with_function(facts, chain, [last] if last is not None else [])
     return _explanation(facts, checkpoint, "completed", summary, chain, setting)
 
 

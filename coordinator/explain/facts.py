@@ -12,17 +12,9 @@ from msgspec import UNSET
 
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, TaskState, clip, printable
 from holdfast.coordinator.explain.records import Phase, PhaseView, Place, Situation
+from holdfast.coordinator.explain.usual import Usual, is_unusual, median_of_known
 from holdfast.coordinator.views import CheckpointPhases, CheckpointView, SubtaskCheckpointView, SubtaskView
 
-COMPARED_MIN = 3
-"""Completed checkpoints that a median needs."""
-FACTOR = 2
-"""A time is unusual beyond so many times its median, and by more than the slack."""
-SLACK_MS_MIN, SLACK_MS_MAX = 200, 1_000
-SLACK_SHARE = 0.05
-"""Of the interval: what a time may exceed its median by in any case, within the two bounds. Machines hesitate for less."""
-CHRONIC_MS = 1_000
-"""A checkpoint that takes longer than this, and than the interval, is slow, though all of them may be."""
 NAME_BYTES_MAX = 120
 TEXT_BYTES_MAX = 400
 """Of a foreign text within one of ours."""
@@ -54,10 +46,6 @@ def size_text(size: float) -> str:
 def share_text(share: float) -> str:
     """As the dashboard rounds: halves up, and not to an even number."""
     return f"{math.floor(share * 100 + 0.5)} %"
-
-
-def is_unusual(value_ms: float, median_ms: float, slack_ms: float) -> bool:
-    return median_ms >= 0 and value_ms > max(FACTOR * median_ms, median_ms + slack_ms)
 
 
 Reader = Callable[[SubtaskCheckpointView], int]
@@ -104,6 +92,9 @@ class Facts:
         self.situation = situation
         self.job, self.config, self.stats = situation.job, situation.config, situation.stats
         self.record = situation.record
+        schedule = situation.schedule
+        interval_ms = schedule.interval_ms if schedule is not None else self.config.checkpoint_interval_ms
+        self.usual = Usual(self.config, interval_ms, self.stats.recent)
         self.graph = self.job.graph
         self.views = {vertex.vertex_id: vertex for vertex in self.job.vertices}
         self.workers = {worker.slot: worker for worker in self.job.workers}
@@ -170,41 +161,24 @@ class Facts:
 
     @property
     def interval_ms(self) -> int | None:
-        schedule = self.situation.schedule
-        return schedule.interval_ms if schedule is not None else self.config.checkpoint_interval_ms
-
-    @property
-    def slack_ms(self) -> float:
-        return min(SLACK_MS_MAX, max(SLACK_MS_MIN, SLACK_SHARE * (self.interval_ms or 0)))
+        return self.usual.interval_ms
 
     def before(self, checkpoint_id: int) -> list[CheckpointPhases]:
         """Completed checkpoints to compare one with: all recent ones but itself; none for a savepoint, which stores everything."""
         explained = self.situation.checkpoint
-        if explained is not None and explained.is_savepoint:
-            return []
-        return [phases for phases in self.stats.recent if phases.checkpoint_id != checkpoint_id]
+        return [] if explained is not None and explained.is_savepoint else self.usual.before(checkpoint_id)
 
     def median(self, checkpoint_id: int, read: Callable[[CheckpointPhases], float]) -> float:
         """-1 with fewer than COMPARED_MIN known values."""
-        known = [value for phases in self.before(checkpoint_id) if (value := read(phases)) >= 0]
-        return statistics.median(known) if len(known) >= COMPARED_MIN else -1
+        return median_of_known(self.before(checkpoint_id), read)
 
     def is_slow(self, checkpoint: CheckpointView, duration_ms: int) -> bool:
-        """Whether a checkpoint takes, or has taken, longer than is usual or than the job can go on with."""
-        if checkpoint.is_savepoint:
-            return self._is_near_timeout(duration_ms)
-        median_ms = self.median(checkpoint.checkpoint_id, lambda phases: phases.end_to_end_ms)
-        return is_unusual(duration_ms, median_ms, self.slack_ms) or self.is_chronic(duration_ms)
+        """As `Usual.is_slow`."""
+        return self.usual.is_slow(checkpoint, duration_ms)
 
     def is_chronic(self, duration_ms: int) -> bool:
-        """Whether a time is too long whatever the others take: beyond the intervals that it may last, or half of its timeout."""
-        interval_ms = self.interval_ms
-        if interval_ms is not None and duration_ms > max(CHRONIC_MS, interval_ms * self.config.max_concurrent_checkpoints):
-            return True
-        return self._is_near_timeout(duration_ms)
-
-    def _is_near_timeout(self, duration_ms: int) -> bool:
-        return duration_ms > max(CHRONIC_MS, self.config.checkpoint_timeout_ms / 2)
+        """As `Usual.is_chronic`."""
+        return self.usual.is_chronic(duration_ms)
 
     def phases(self, checkpoint: CheckpointView) -> tuple[PhaseView, ...]:
         """The longest time of each phase, beside its median; of a pending checkpoint as far as it has got."""
@@ -219,18 +193,19 @@ class Facts:
             if value > longest.get(Phase(name), (-1, "", 0))[0]:
                 longest[Phase(name)] = value, vertex, -1
         found = [
-            self._phase(checkpoint, phase, value, self.place(vertex, subtask))
+            self.phase(checkpoint, phase, value, self.place(vertex, subtask))
             for phase, (value, vertex, subtask) in longest.items()
         ]
         if checkpoint.decide_ms >= 0:
-            found.append(self._phase(checkpoint, Phase.DECIDE, checkpoint.decide_ms, None))
+            found.append(self.phase(checkpoint, Phase.DECIDE, checkpoint.decide_ms, None))
         if checkpoint.notify_ms >= 0:
-            found.append(self._phase(checkpoint, Phase.NOTIFY, checkpoint.notify_ms, None))
+            found.append(self.phase(checkpoint, Phase.NOTIFY, checkpoint.notify_ms, None))
         return tuple(sorted(found, key=lambda view: list(Phase).index(view.phase)))
 
-    def _phase(self, checkpoint: CheckpointView, phase: Phase, value_ms: int, place: Place | None) -> PhaseView:
+    def phase(self, checkpoint: CheckpointView, phase: Phase, value_ms: int, place: Place | None) -> PhaseView:
+        """A time beside what is usual."""
         median_ms = self.phase_median(checkpoint.checkpoint_id, phase)
-        return PhaseView(phase, value_ms, round(median_ms), is_unusual(value_ms, median_ms, self.slack_ms), place)
+        return PhaseView(phase, value_ms, round(median_ms), is_unusual(value_ms, median_ms, self.usual.slack_ms), place)
 
     def phase_median(self, checkpoint_id: int, phase: Phase) -> float:
         return self.median(checkpoint_id, lambda phases: getattr(phases, f"{phase.value}_ms"))

@@ -86,7 +86,8 @@ def _expired(facts: Facts, checkpoint: CheckpointView, hook: Cause | None) -> Ch
         if facts.record is not None:
             why = "what they did then is not on record"
         return Chain([Cause(CauseKind.EXPIRED, text), lost, Cause(CauseKind.NOT_KNOWN, why)], missing[0].vertex)
-    chain = explain_missing_acks(facts, checkpoint, missing, ended_ms=checkpoint.failure_ms)
+    is_seen_before = facts.job.now_ms < checkpoint.failure_ms  # the figures are of the time in which it was pending
+    chain = explain_missing_acks(facts, checkpoint, missing, ended_ms=-1 if is_seen_before else checkpoint.failure_ms)
     chain.causes.insert(0, Cause(CauseKind.EXPIRED, text))
     return chain
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from os.path import basename
 from typing import NamedTuple
@@ -34,9 +34,11 @@ def workers_to_ask(situation: Situation) -> tuple[SubtaskKey, ...]:
     return tuple(islice(found.values(), ASKED_MAX))
 
 
-def explain_function(facts: Facts) -> Cause | None:
-    """What the workers that were asked do, if they do one thing most of the time."""
+def explain_function(facts: Facts, asked_about: Collection[SubtaskKey]) -> Cause | None:
+    """What the workers that were asked about these subtasks do, if they do one thing most of the time."""
     for key, answer in facts.situation.looks:
+        if key not in asked_about:  # it has acknowledged since
+            continue
         cause = _in_step(facts, key, answer) or _in_pool(facts, key, answer)
         if cause is not None:
             return cause

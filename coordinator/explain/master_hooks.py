@@ -1,5 +1,4 @@
-"""Whether a checkpoint failed, waits or took long for the job's master hooks, or an attempt for their return, and for which of them.
-Pure.
+"""Whether a checkpoint failed, waits or took long for the job's master hooks, or an attempt waits for them, and for which. Pure.
 
 Hooks are called before any task is triggered: while they are, no subtask, host or storage is to blame. What they do is not known
 here; which one it was, and whether it failed or gave no answer, is."""

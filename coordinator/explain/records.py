@@ -60,6 +60,8 @@ class Situation(msgspec.Struct, frozen=True):
     record: RecordedCheckpointView | None = None
     """What the job's history has of the checkpoint, if that is all that is known of it: its subtasks are then those on record,
     `job` shows nothing of the present, and no judgement is over all subtasks."""
+    kept: Explanation | None = None
+    """Of the checkpoint, from when it ended: nothing is judged anew then."""
 
 
 # --------------------------------------------------------------------------------------------------------- records out
@@ -220,6 +222,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """None: nothing is wrong, or no setting is known to help."""
     compared: int = 0
     """Completed checkpoints that the medians are of."""
+    explained_ms: int = -1
+    """When it was worked out, wall clock, of one that was kept: it says what was seen then; -1: now."""
 
     @property
     def first_cause(self) -> Cause:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
+from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, LongCall, find_bottleneck, longest_call, worst_backpressure
 from holdfast.coordinator.explain.facts import Facts, median_of, phase_of, phases_of, share_text, shown, size_text, time_text
 from holdfast.coordinator.explain.records import Cause, CauseKind, Phase
@@ -82,6 +83,12 @@ def _last(facts: Facts, checkpoint: CheckpointView) -> _Acked | None:
         _Acked(vertex, max(subtasks, key=attrgetter("ack_ms"))) for vertex, subtasks in facts.acked(checkpoint).items() if subtasks
     ]
     return max(found, key=lambda each: each.view.ack_ms, default=None)
+
+
+def last_acknowledged(facts: Facts, checkpoint: CheckpointView) -> SubtaskKey | None:
+    """Whom a completed checkpoint waited for."""
+    last = _last(facts, checkpoint)
+    return SubtaskKey(last.vertex_id, last.view.subtask) if last is not None else None
 
 
 def _usual(facts: Facts, checkpoint: CheckpointView, phase: Phase) -> float:

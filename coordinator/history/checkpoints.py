@@ -17,11 +17,16 @@ PROBES_MAX = 100
 """Files that are read to find the one of an id."""
 FILES_BEFORE_MAX, FILES_BEHIND_MAX = 60, 20
 """Files that are read in front of that one, for those to compare with; and behind it, for one that ended late, as savepoints do."""
-_KINDS = frozenset({"checkpoint", "failure"})
+LATE_FILES_MAX = 4
+"""Files that are read behind the one of a checkpoint, for what was recorded of it later: its explanation, and when its subtasks
+knew."""
+EXPLAINED_WITHIN_MS = 15_000
+"""An explanation is recorded so soon behind its checkpoint, or is not looked for: a leader explains one after the other."""
+_KINDS = frozenset({"checkpoint", "failure", "explanation"})
 
 
 def read_checkpoints(paths: JobPaths, checkpoint_id: int | None, count: int) -> Flow[tuple[HistoryEntry, ...]]:
-    """Records of a checkpoint, of `count` completed ones in front of it, and of the failures of the job among them, oldest first;
+    """Records of a checkpoint, of `count` completed ones in front of it, and of explanations and failures among them, oldest first;
     without an id of the newest ones. Raises HoldfastError as storage does."""
     files = yield from list_files(paths)
     if not files:
@@ -35,13 +40,36 @@ def read_checkpoints(paths: JobPaths, checkpoint_id: int | None, count: int) -> 
             found += yield from read_file_entries(paths, behind.pop(0), _KINDS)
         if checkpoint_id not in _ids(found):
             return ()
-        if behind and not any(number > checkpoint_id for number in _ids(found)):  # the next one tells when it was known
-            later += [entry for entry in (yield from read_file_entries(paths, behind[0], _KINDS)) if entry.facts.get("notified")]
+        later = yield from _read_later(paths, found, behind[:LATE_FILES_MAX], checkpoint_id)
     for name in reversed(files[max(0, start - FILES_BEFORE_MAX) : start]):
         if _completed(found, checkpoint_id) >= count:
             break
         found[:0] = yield from read_file_entries(paths, name, _KINDS)
     return (*found, *later)
+
+
+def _read_later(
+    paths: JobPaths, found: Sequence[HistoryEntry], behind: Sequence[tuple[int, int]], checkpoint_id: int
+) -> Flow[list[HistoryEntry]]:
+    """What was recorded of a checkpoint behind the file that it is in: the next one tells when it was known."""
+    later: list[HistoryEntry] = []
+    ended = next(entry for entry in found if entry.kind == "checkpoint" and entry.facts.get("id") == checkpoint_id)
+    for name in behind:
+        known = (*found, *later)
+        has_next = any(number > checkpoint_id for number in _ids(known))
+        if has_next and (_is_explained(known, checkpoint_id) or _is_past(known, ended)):
+            break
+        later += yield from read_file_entries(paths, name, _KINDS)
+    return [entry for entry in later if entry.kind == "explanation" or entry.facts.get("notified")]
+
+
+def _is_explained(entries: Sequence[HistoryEntry], checkpoint_id: int) -> bool:
+    return any(entry.kind == "explanation" and entry.facts.get("id") == checkpoint_id for entry in entries)
+
+
+def _is_past(entries: Sequence[HistoryEntry], ended: HistoryEntry) -> bool:
+    """An explanation would be among them: they go on behind the time in which one is recorded, or under another leader."""
+    return any(entry.epoch > ended.epoch or entry.at_ms > ended.at_ms + EXPLAINED_WITHIN_MS for entry in entries)
 
 
 def _find_file(paths: JobPaths, files: Sequence[tuple[int, int]], checkpoint_id: int) -> Flow[int]:

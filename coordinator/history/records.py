@@ -38,6 +38,7 @@ KINDS = (
     "initialized",
     "first_record",
     "checkpoint",
+    "explanation",
     "request",
     "label",
     "drill",

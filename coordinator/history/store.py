@@ -143,6 +143,14 @@ class _Found:
     """Of the last record that was looked at, or the last place of an unreadable one."""
     is_closed: bool = True
     """The leader of `last` recorded its end."""
+    has_ended: bool = False
+    """As `is_closed`, of records that were looked at."""
+
+    def note(self, entry: Line | str) -> None:
+        """A record was looked at. A checkpoint that ended with the job is explained behind the job's end."""
+        if not (isinstance(entry, Line) and entry.kind == "explanation"):
+            self.has_ended = _is_last(entry)
+        self.is_closed = self.has_ended
 
 
 def read_history(paths: JobPaths, query: HistoryQuery, now_ms: int) -> Flow[HistoryPage]:
@@ -276,14 +284,14 @@ def _take(
         if query.after is None or query.after < place:
             found.damage.append(HistoryDamage(path, 0, f"larger than {_FILE_BYTES_MAX} bytes"))
             _note_gap(found, place)
-            found.last, found.is_closed = place, False
+            found.last, found.is_closed, found.has_ended = place, False, False
         return True
     for number, line, entry in place_lines(content, first):
         place = Position(epoch, number)
         if query.before is not None and place >= query.before:
             return True
         if query.after is not None and place <= query.after:
-            found.is_closed = _is_last(entry)
+            found.note(entry)
             continue
         if isinstance(entry, Line) and _is_wanted(entry, query) and len(found.entries) >= query.limit:
             return False
@@ -292,7 +300,8 @@ def _take(
             found.damage.append(HistoryDamage(path, line, entry))
         elif _is_wanted(entry, query):
             found.entries.append(HistoryEntry(epoch, number, entry.at_ms, entry.kind, entry.facts))
-        found.last, found.is_closed = place, _is_last(entry)
+        found.last = place
+        found.note(entry)
     return True
 
 

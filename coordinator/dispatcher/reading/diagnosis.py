@@ -1,88 +1,43 @@
 """SHELL: explanations of checkpoints and health of jobs, from the view that a job has published, or from its records.
 
-A checkpoint that is not in memory, as one that an earlier leader took, is looked for in the job's history.
+A checkpoint that is not in memory, as one that an earlier leader took, is looked for in the job's history. One that was explained
+when it ended is shown so.
 
 The pure functions of `explain/` judge them on the caller's thread. Workers of missing acknowledgements are asked where they are."""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.barriers.messages import QuestionKind, SubtaskKey
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.job_drills import JobDrills
-from holdfast.coordinator.dispatcher.published import Look
-from holdfast.coordinator.dispatcher.reading.queries import view_recorded_checkpoints, view_recorded_job
-from holdfast.coordinator.dispatcher.reading.questions import Question, WorkerQuestions
+from holdfast.coordinator.dispatcher.reading.questions import WorkerQuestions
 from holdfast.coordinator.dispatcher.reading.recollection import COMPARED_MAX, Recollection
+from holdfast.coordinator.dispatcher.reading.situations import (
+    answers_of,
+    ask_for_stacks,
+    view_recorded_situation,
+    view_situation,
+    with_earlier_leaders,
+)
 from holdfast.coordinator.dispatcher.reading.source_positions import SourcePositions
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
-from holdfast.coordinator.explain.facts import COMPARED_MIN
-from holdfast.coordinator.explain.functions import workers_to_ask
 from holdfast.coordinator.explain.health import derive_health
-from holdfast.coordinator.explain.records import CutView, Explanation, HealthView, Situation
-from holdfast.coordinator.ha.recorded_job import Completed, RecordedJob, derive_config
-from holdfast.coordinator.ha.records import SavepointRecord
+from holdfast.coordinator.explain.kept import KIND, recall_explanation
+from holdfast.coordinator.explain.records import Explanation, HealthView, Situation
+from holdfast.coordinator.history.records import HistoryEntry
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
-from holdfast.coordinator.ownership.claims import newest_kept
-from holdfast.coordinator.totals import Totals, is_source, records_read
-from holdfast.coordinator.views import AnswerView, CheckpointView, Moment
+from holdfast.coordinator.totals import is_source
+from holdfast.coordinator.views import CheckpointView, Moment
 from holdfast.statebackends.errors import HoldfastError, NotFoundError
-from holdfast.statebackends.storage import is_absolute_folder
 
-LOOKS, LOOK_INTERVAL_MS = 20, 50
-"""How often workers look at their stacks for one explanation, and how long from one look to the next."""
 HISTORY_WAIT_S = 5.0
 """How long an explanation waits for what the history has of a checkpoint."""
-COMPARED_WAIT_S = 1.0
-"""How long it waits for the times of an earlier leader's checkpoints; it goes without if they come later."""
-LOOK_WAIT_S = 2.5
-"""How long an explanation waits for them; it goes without what comes later."""
 HEALTH_MOMENT_MS = 1_000
 """The health of a job of which nothing changes has a new moment this often: a verdict may be about a time that has passed."""
-
-
-def view_situation(look: Look, root: str) -> Situation:
-    """A job that this process leads, without a checkpoint."""
-    found = look.published
-    job = replace(found.job(), now_ms=look.as_of_ms)
-    return Situation(
-        job=job,
-        config=found.config,
-        stats=found.checkpoints(),
-        schedule=found.schedule,
-        cut=replace(found.cut, location=_locate(found.cut.location, root)) if found.cut is not None else None,
-        source_records=records_read(job.graph, job.totals),
-        is_processing_backlog=found.is_processing_backlog,
-    )
-
-
-def view_recorded_situation(job: RecordedJob, root: str, now_ms: int) -> Situation:
-    """A job that has ended, or that another coordinator may lead, from its records."""
-    submission, result = job.newest_submission, job.result
-    assert submission is not None
-    newest, cut = newest_kept(job), None
-    if newest is not None:
-        timestamp_ms = newest.decision.timestamp_ms if isinstance(newest.decision, Completed | SavepointRecord) else -1
-        totals: Totals = newest.decision.totals if isinstance(newest.decision, Completed) else {}
-        location = _locate(newest.folder, root)
-        cut = CutView(newest.checkpoint_id, newest.kind, location, timestamp_ms, records_read(submission.graph, totals))
-    return Situation(
-        job=view_recorded_job(job, now_ms),
-        config=derive_config(job, submission),
-        stats=view_recorded_checkpoints(job),
-        cut=cut,
-        source_records=records_read(submission.graph, result.totals) if result is not None else None,
-    )
-
-
-def _locate(folder: str, root: str) -> str:
-    return folder if is_absolute_folder(folder) else f"{root.rstrip('/')}/{folder}"
 
 
 class Diagnosis:
@@ -134,7 +89,7 @@ class Diagnosis:
             number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
             found = look.published.stats.checkpoint(number) if number is not None else None
             if number is None or found is not None:
-                return explain(self._asked(_with(self._compared(situation), number, found)))
+                return explain(self._seen(_with(situation, number, found)))
             return explain(self._recalled(situation, number, None))
         situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
         number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
@@ -144,6 +99,15 @@ class Diagnosis:
         if found is not None and found.status == "IN_PROGRESS":
             return explain(_with(situation, number, found))
         return explain(self._recalled(situation, number, found))
+
+    def _seen(self, situation: Situation) -> Situation:
+        """Of a checkpoint in memory: with its explanation from when it ended, and else with what workers say now."""
+        job_id, checkpoint = situation.job.overview.job_id, situation.checkpoint
+        kept = self._calls.led(job_id).explanation(checkpoint.checkpoint_id) if checkpoint is not None else None
+        if kept is not None:
+            return replace(situation, kept=kept)
+        compared = with_earlier_leaders(situation, self._recollection)
+        return replace(compared, looks=answers_of(ask_for_stacks(self._questions, compared)))
 
     def _recalled(self, situation: Situation, number: int, bare: CheckpointView | None) -> Situation:
         """With a checkpoint as the history has it; else with what is known of it without. Raises NotFoundError if nothing is."""
@@ -165,39 +129,14 @@ class Diagnosis:
             stats=replace(situation.stats, recent=comparable_phases(before, record.checkpoint.vertices, COMPARED_MAX)),
             checkpoint=record.checkpoint,
             record=record,
+            kept=_kept(entries, number),
         )
 
-    def _compared(self, situation: Situation) -> Situation:
-        """With the times of checkpoints under earlier leaders, while this one has too few of its own to compare with."""
-        job, recent = situation.job, situation.stats.recent
-        if len(recent) >= COMPARED_MIN or job.epoch <= 1 or job.overview.is_terminal:
-            return situation
-        try:
-            recorded = recall_checkpoints(self._recollection.read(job.overview.job_id, None, COMPARED_WAIT_S))
-        except HoldfastError:
-            return situation
-        known = {phases.checkpoint_id for phases in recent}
-        earlier = comparable_phases(recorded, (vertex.vertex_id for vertex in job.graph.vertices), COMPARED_MAX)
-        phases = [*(each for each in earlier if each.checkpoint_id not in known), *recent]
-        return replace(situation, stats=replace(situation.stats, recent=tuple(phases[-COMPARED_MAX:])))
 
-    def _asked(self, situation: Situation) -> Situation:
-        """With what workers of missing acknowledgements see of their stacks, of those that answer in time."""
-        job_id, asked = situation.job.overview.job_id, list[tuple[SubtaskKey, Future[AnswerView]]]()
-        for key in workers_to_ask(situation):
-            try:
-                question = Question(job_id, key.subtask, QuestionKind.STACKS, LOOKS, LOOK_INTERVAL_MS)
-                asked.append((key, self._questions.ask(question)))
-            except HoldfastError:
-                continue  # the explanation says what is known without it
-        until_s = time.monotonic() + LOOK_WAIT_S
-        looks = []
-        for key, future in asked:
-            try:
-                looks.append((key, future.result(max(0.0, until_s - time.monotonic())).answer))
-            except (HoldfastError, FutureTimeoutError):
-                continue
-        return replace(situation, looks=tuple(looks))
+def _kept(entries: Sequence[HistoryEntry], number: int) -> Explanation | None:
+    """Its explanation among the records of a history."""
+    recalled = (recall_explanation(entry.facts) for entry in entries if entry.kind == KIND)
+    return next((each for each in recalled if each is not None and each.checkpoint_id == number), None)
 
 
 def _with(situation: Situation, number: int | None, checkpoint: CheckpointView | None) -> Situation:

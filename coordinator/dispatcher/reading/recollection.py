@@ -10,7 +10,8 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from holdfast.coordinator.history.checkpoints import read_checkpoints
+from holdfast.coordinator.dispatcher.threads import Clock
+from holdfast.coordinator.history.checkpoints import EXPLAINED_WITHIN_MS, read_checkpoints
 from holdfast.coordinator.history.records import HistoryEntry
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
@@ -21,7 +22,10 @@ READERS_MAX = 2
 FREE_WAIT_S = 0.5
 """How long one waits for another reader to end: those who ask hold threads that all requests share."""
 KEPT_MAX = 16
-"""Answers that are kept, for pages that ask again and again: what is on record of a checkpoint that has ended does not change."""
+"""Answers that are kept, for pages that ask again and again: what is on record of a checkpoint that has ended does not change, once
+its explanation has been recorded, too."""
+SETTLED_MS = 60_000
+"""By then what was recorded is written, and clocks of leaders don't differ by so much."""
 COMPARED_MAX = 20
 """Completed checkpoints in front of one, to compare it with."""
 
@@ -29,8 +33,9 @@ COMPARED_MAX = 20
 class Recollection:
     """Thread-safe."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, clock: Clock) -> None:
         self._storage = storage
+        self._clock = clock
         self._free = threading.BoundedSemaphore(READERS_MAX)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], tuple[HistoryEntry, ...]] = OrderedDict()
@@ -46,12 +51,18 @@ class Recollection:
         if known is not None:
             return known
         entries = self._ask(job_id, checkpoint_id, wait_s, until_s)
-        if entries:
+        if entries and self._is_whole(entries, checkpoint_id):
             with self._lock:
                 self._kept[job_id, checkpoint_id] = entries
                 while len(self._kept) > KEPT_MAX:
                     self._kept.popitem(last=False)
         return entries
+
+    def _is_whole(self, entries: tuple[HistoryEntry, ...], checkpoint_id: int) -> bool:
+        """Nothing is recorded of the checkpoint any more."""
+        ended = (entry.at_ms for entry in entries if entry.kind == "checkpoint" and entry.facts.get("id") == checkpoint_id)
+        ended_ms = max(ended, default=0)
+        return self._clock.wall_ms() - ended_ms >= EXPLAINED_WITHIN_MS + SETTLED_MS
 
     def _ask(self, job_id: str, checkpoint_id: int | None, wait_s: float, until_s: float) -> tuple[HistoryEntry, ...]:
         if not self._free.acquire(timeout=min(wait_s, FREE_WAIT_S)):

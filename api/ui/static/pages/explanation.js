@@ -15,6 +15,10 @@ export function Causes({ found }) {
       ${found.setting.command ? html`<${Copyable} text=${found.setting.command} />` : html`<p class="quiet">It holds from the job's next submission on.</p>`}</div>` : null}`
 }
 
+function SeenThen({ found }) {
+  return found.explained_ms > 0 ? html`<p class="quiet">Explained when it ended, from what was seen ${moment(found.explained_ms)}.</p>` : null
+}
+
 function PhaseBars({ found }) {
   const longest = Math.max(1, ...found.phases.map(each => Math.max(each.longest_ms, each.median_ms)))
   const row = each => {
@@ -36,7 +40,7 @@ function Recorded({ job, checkpoint, path }) {
   const poll = usePoll(path, 0)
   return html`<${Shown} poll=${poll} missing=${html`This job shows no checkpoint ${checkpoint}, and its history has no record of one. Failures and restarts are in the <a href=${link("jobs", job, "failures")}>history</a>.`}>${explained => html`
     <p class="quiet">The coordinator no longer knows this checkpoint: it shows the newest ones. This is what the job's history has of it.</p>
-    <${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${Causes} found=${explained} /><//>
+    <${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${SeenThen} found=${explained} /><${Causes} found=${explained} /><//>
     <${Card} title="Phases"><${PhaseBars} found=${explained} /><//>`}<//>`
 }
 
@@ -48,7 +52,7 @@ export function Explained({ job, checkpoint }) {
     ${isMissing ? html`<${Recorded} job=${job} checkpoint=${checkpoint} path=${`${details}/explain`} />` : null}
     <${Shown} poll=${poll} missing=${" "}>${([found, { plan }, explained]) => {
       const names = Object.fromEntries(plan.nodes.map(node => [node.id, node.description || node.id]))
-      return html`<${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${Causes} found=${explained} /><//>
+      return html`<${Card} title="Why" kind=${explained.is_usual ? "" : "attention"}><p class="why">${explained.summary}</p><${SeenThen} found=${explained} /><${Causes} found=${explained} /><//>
         <${Card} title="Phases" aside=${html`<span class="quiet">${explained.compared ? `beside the medians of ${explained.compared} completed ones` : "too few have completed to compare with"}</span>`}><${PhaseBars} found=${explained} /><//>
         <${Card} title="Operators"><${Table} caption="Operators" rows=${Object.entries(found.tasks)} rowKey=${([id]) => id} columns=${[
           ["Operator", ([id]) => html`<a href=${link("jobs", job, "vertices", id)}>${names[id] || id}</a>`],
