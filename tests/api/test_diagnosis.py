@@ -16,8 +16,9 @@ from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.health import derive_health
+from holdfast.coordinator.explain.kept import describe_explanation, recall_explanation
 from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
-from holdfast.coordinator.explain.records import CauseKind, HealthView, Verdict
+from holdfast.coordinator.explain.records import CauseKind, Explanation, HealthView, Verdict
 from holdfast.statebackends.errors import NotFoundError, NotLeaderError, RecoveringError
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served
 from tests.coordinator.explain.building import SINK, SOURCE, WINDOW, Built
@@ -171,6 +172,25 @@ def test_the_command_line_and_rest_show_one_number(served: Served, built: Built)
     assert said == served.json("GET", HEALTH)
     shown = json.loads(holdfast(served, "explain", JOB, "41", "--json").stdout)
     assert shown == served.json("GET", f"/v1/jobs/{JOB}/checkpoints/details/41/explain")
+
+
+def test_one_that_was_explained_when_it_ended_says_so(
+    served: Served, coordinator: FakeCoordinator, client: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Built(status="FAILED", reason="expired", failed_after_ms=120_000, age_ms=125_000)
+    it.missing(WINDOW, 2)
+    kept = recall_explanation(describe_explanation(msgspec.structs.replace(explain(it.made()), explained_ms=1_700_000_000_000)))
+    it.state = "RESTARTING"
+    situation = msgspec.structs.replace(it.made(), kept=kept)
+    monkeypatch.setattr(coordinator, "explain", lambda job_id, number=None: explain(situation), raising=False)
+    lines = holdfast(served, "explain", JOB, "41").stdout.splitlines()
+    assert lines[0] == "flights: checkpoint 41 failed after 2.0 min: expired"
+    assert lines[1] == "seen    2023-11-14 22:13:20Z; it was explained when it ended"
+    body = served.json("GET", f"/v1/jobs/{JOB}/checkpoints/details/41/explain")
+    assert body["explained_ms"] == 1_700_000_000_000
+    assert msgspec.json.decode(json.dumps(body), type=Explanation) == client.explain(JOB, 41) == explain(situation)
+    why = [line[8:] for line in lines if line.startswith(("why ", "because "))]
+    assert why == [cause["text"] for cause in body["causes"]], "one text in all places"
 
 
 def test_an_ended_job_and_one_that_failed(served: Served, built: Built) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
@@ -20,7 +21,13 @@ from holdfast.api.access.quoted_rows import (
     without_rows_in_event,
     without_rows_in_json,
 )
+from holdfast.api.events.cloudevents import cloud_event
+from holdfast.api.events.follower import Told
 from holdfast.api.flink.render_checkpoints import failure_cause
+from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.explain.explanation import explain
+from holdfast.coordinator.explain.kept import describe_explanation, recall_explanation
+from holdfast.coordinator.history.records import HistoryEntry
 from holdfast.coordinator.views import JobView
 from holdfast.operators.functions.selectors import _null_key
 from holdfast.operators.task import user_failures
@@ -30,6 +37,7 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import stored_type
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
 from tests.api.test_access import issue
+from tests.coordinator.explain.building import SINK, Built
 
 BEGINNING = "UserFunctionError: operator 'big', subtask 0: f (job.py:19) raised ValueError: no such carrier"
 
@@ -149,6 +157,23 @@ def test_the_part_for_flinks_clients_quotes_nothing() -> None:
     found = failure_cause("UserFunctionError", f"{BEGINNING}; record {{'id': 'secret'}}")
     assert b"secret" not in base64.b64decode(found.serialized_throwable)
     assert "secret" in found.stack_trace
+
+
+def test_a_kept_explanation_is_told_to_viewers_as_one_of_now_is_in_all_of_its_forms() -> None:
+    it = Built(status="FAILED", reason=FailureReason.ASYNC_EXCEPTION, message=f"{BEGINNING}; key 39, record {{'id': 'secret'}}")
+    it.missing(SINK, 1)
+    then = replace(explain(it.made()), explained_ms=5)
+    facts = describe_explanation(then)
+    kept = recall_explanation(facts)
+    assert kept is not None
+    shown = msgspec.json.encode(explain(replace(it.made(), kept=kept)))
+    entry = HistoryEntry(1, 7, 5, "explanation", facts)
+    event = b"data: " + msgspec.json.encode(cloud_event(Told(JOB, "flights", entry)))
+    for told in (without_rows_in_json(shown), without_rows_in_json(msgspec.json.encode(entry)), without_rows_in_event(event)):
+        assert b"secret" not in told
+        assert WITHHELD.encode() in told
+        assert b"raised ValueError" in told
+    assert b"secret" in shown
 
 
 class Failed(FakeCoordinator):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from holdfast.barriers.messages import CodeLine, SampledStack, SubtaskKey, TaskState, WorkerAnswer
+from holdfast.barriers.messages import CodeLine, FailureReason, SampledStack, SubtaskKey, TaskState, WorkerAnswer
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.functions import workers_to_ask
 from holdfast.coordinator.explain.records import CauseKind, Explanation
@@ -134,3 +134,52 @@ def test_nobody_is_asked_where_the_cause_is_seen_or_nothing_is_wrong() -> None:
     restarting = late((WINDOW, 2))
     restarting.states[WINDOW, 2] = TaskState.INITIALIZING
     assert workers_to_ask(restarting.made()) == ()
+
+
+# ------------------------------------------------------------------------------------------- of those that have ended
+
+
+def expired_behind_a_look(*missing: tuple[str, int]) -> Built:
+    """The job as it was five seconds before the checkpoint expired."""
+    it = Built(status="FAILED", reason=FailureReason.EXPIRED, age_ms=115_000, failed_after_ms=120_000)
+    for vertex, subtask in missing:
+        it.missing(vertex, subtask)
+    return it
+
+
+def test_of_one_that_has_expired_the_look_before_its_end_names_the_function() -> None:
+    found = explained(expired_behind_a_look((WINDOW, 2)), stack(LOOKS_UP))
+    assert [cause.kind for cause in found.causes][:2] == [CauseKind.EXPIRED, CauseKind.MISSING_ACKS]
+    assert "was in Prices.look_up (/jobs/prices.py:42)" in found.first_cause.text
+    assert (found.subject, found.is_usual) == ("failed", False)
+
+
+def test_one_that_has_acknowledged_since_the_look_is_not_to_blame() -> None:
+    it = expired_behind_a_look((SINK, 1))
+    assert explained(it, stack(LOOKS_UP)) == explain(it.made())
+
+
+def test_nobody_is_to_blame_for_a_failover() -> None:
+    it = expired_behind_a_look((WINDOW, 2))
+    it.reason = FailureReason.JOB_FAILOVER
+    assert explained(it, stack(LOOKS_UP)) == explain(it.made())
+
+
+def test_a_slow_one_waited_for_the_subtask_that_acknowledged_last() -> None:
+    it = Built()
+    it.ack(WINDOW, [2], align=20_000)
+    found = explained(it, stack(LOOKS_UP))
+    assert (found.subject, found.first_cause.kind) == ("completed", CauseKind.IN_FUNCTION)
+    assert explained(it, stack(LOOKS_UP), key=SubtaskKey(WINDOW, 1)) == explain(it.made())
+
+
+def test_a_worker_that_was_silent_before_the_end_hung_and_one_that_is_silent_since_says_nothing() -> None:
+    it = expired_behind_a_look((WINDOW, 2))
+    it.workers[2] = {"last_seen_ms": NOW - 60_000}
+    assert explain(it.made()).first_cause.kind is CauseKind.HUNG_WORKER
+    it.age_ms = 125_000
+    assert explain(it.made()).first_cause.kind is not CauseKind.HUNG_WORKER
+
+
+def test_nobody_is_asked_about_one_that_has_ended() -> None:
+    assert workers_to_ask(expired_behind_a_look((WINDOW, 2)).made()) == ()

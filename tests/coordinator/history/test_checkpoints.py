@@ -11,7 +11,7 @@ from holdfast.barriers.messages import CheckpointKind, FailureReason, SubtaskKey
 from holdfast.coordinator.checkpoints.stats import derive_phases
 from holdfast.coordinator.explain.explanation import explain
 from holdfast.coordinator.explain.records import CauseKind, Explanation, Situation
-from holdfast.coordinator.history.checkpoints import read_checkpoints
+from holdfast.coordinator.history.checkpoints import LATE_FILES_MAX, read_checkpoints
 from holdfast.coordinator.history.records import HistoryEntry, describe_checkpoint, encode_line
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
 from holdfast.coordinator.views import CheckpointView, HookFailureView
@@ -102,6 +102,53 @@ def test_when_its_subtasks_knew_is_on_record_with_the_next_one(apart: bool) -> N
     recalled = recall_checkpoints(run_flow(read_checkpoints(PATHS, 7, 20), storage))
     told = {each.checkpoint.checkpoint_id: (each.checkpoint.notify_ms, each.phases.notify_ms) for each in recalled}
     assert (told[6], told[7]) == ((-1, -1), (35, 35))
+
+
+# -------------------------------------------------------------------------------------------------------- explanations
+
+
+def explanation(number: int) -> tuple[str, dict[str, Any]]:
+    return "explanation", {"id": number, "subject": "failed", "summary": f"of {number}", "explained_ms": 1, "causes": []}
+
+
+def told_of(storage: DictStorage, number: int) -> list[str]:
+    entries = run_flow(read_checkpoints(PATHS, number, 20), storage)
+    return [entry.facts["summary"] for entry in entries if entry.kind == "explanation" and entry.facts["id"] == number]
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2, 3])
+def test_an_explanation_is_found_behind_its_checkpoint(apart: int) -> None:
+    """With so many files of other records between them, under a leader that goes on."""
+    storage = DictStorage()
+    files = [[completed(6)], [completed(7)], *[[("state", {"state": "RUNNING"})]] * apart, [explanation(7)], [completed(8)]]
+    for first, records in enumerate(files, start=1):
+        put(storage, 1, first, *records)
+    assert told_of(storage, 7) == ["of 7"]
+    assert (told_of(storage, 6), told_of(storage, 8)) == ([], [])
+    assert found(storage, 7) == [6, 7]
+
+
+def test_an_explanation_in_the_same_file_and_one_behind_the_next_checkpoint() -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, completed(6), completed(7), explanation(6), completed(8))
+    put(storage, 1, 5, explanation(8), completed(9))
+    assert [told_of(storage, number) for number in (6, 7, 8)] == [["of 6"], [], ["of 8"]]
+
+
+def test_explanations_are_not_looked_for_without_end() -> None:
+    storage = CountingStorage()
+    put(storage, 1, 1, completed(7))
+    for first in range(1, 11):
+        line = encode_line(10 * first, NOW + 2_000 * first, *completed(7 + first))
+        assert storage.execute(PutIfAbsent(PATHS.history(1, 10 * first), line))
+    assert (told_of(storage, 7), storage.reads <= 4 + 1 + LATE_FILES_MAX) == ([], True)
+    storage = CountingStorage()
+    put(storage, 1, 1, completed(7))
+    put(storage, 2, 1, completed(8))
+    for first in range(2, 8):
+        put(storage, 2, first, completed(7 + first))
+    put(storage, 2, 9, explanation(7))
+    assert told_of(storage, 7) == [], "none follows under another leader"
 
 
 # --------------------------------------------------------------------------------------------------------- views again

@@ -112,6 +112,15 @@ def test_pages_go_on_where_the_last_one_ended_over_files_and_epochs() -> None:
     assert (later.entries, later.next, later.more) == ((), "10-2", False)
 
 
+def test_a_checkpoint_that_ended_with_the_job_is_explained_behind_its_end_and_nothing_is_missing() -> None:
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 2) + ended(3) + lines(4, 1, kind="explanation"))
+    put(storage, 2, 1, lines(1, 1, kind="explanation") + lines(2, 1))
+    put(storage, 3, 1, lines(1, 1))
+    assert read(storage).gaps == (HistoryGap(2, 2, None, None),)
+    assert read(storage, after=Position(1, 4)).gaps == (HistoryGap(2, 2, None, None),)
+
+
 def test_lost_records_show_as_gaps() -> None:
     storage = DictStorage()
     put(storage, 2, 4, lines(4, 2))  # 1 to 3 went to make room

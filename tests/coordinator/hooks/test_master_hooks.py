@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.messages import CheckpointKind, Deploy, FailureReason, TaskState, TriggerCheckpoint
 from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.dispatcher.published import capture
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.jobmaster import actions as job_actions
@@ -199,6 +200,7 @@ def test_no_task_is_deployed_before_every_hook_is_back() -> None:
     fail_over(rig)
     assert rig.state == "RESTARTING"
     assert rig.master.lifecycle.next.hook_restore == HookRestoreView(("one",), rig.wall_ms)
+    assert capture(rig.master, 0, rig.wall_ms, monotonic_ms=rig.now).job().hook_restore == HookRestoreView(("one",), rig.wall_ms)
     assert not any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
     rig.feed(job_events.HookRestored(1, "one"))
     assert rig.state == "RESTARTING", "of an older attempt"

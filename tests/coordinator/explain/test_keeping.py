@@ -1,0 +1,149 @@
+"""Which checkpoints are explained when they end, which are looked at before, and how often."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.barriers.jobgraph import JobConfig
+from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.coordinator.explain.keeping import KEPT_INTERVAL_MS, LOOK_AHEAD_MS, Expiry, Keeping, TakeLook, has_failed
+from holdfast.coordinator.explain.usual import Usual
+from holdfast.coordinator.views import CheckpointView
+from tests.coordinator.explain.building import NUMBER, SINK, Built
+
+TIMEOUT_MS = 60_000
+
+
+def view(status: str = "COMPLETED", reason: str | None = None, number: int = NUMBER, *, missing: bool = True) -> CheckpointView:
+    it = Built(status=status, reason=reason, failed_after_ms=4_000)
+    if status == "FAILED" and missing:
+        it.missing(SINK, 1)
+    made = it.made().checkpoint
+    assert made is not None
+    return replace(made, checkpoint_id=number)
+
+
+def usual(**settings: int) -> Usual:
+    config = JobConfig(checkpoint_interval_ms=10_000, checkpoint_timeout_ms=TIMEOUT_MS)
+    return Usual(replace(config, **settings), 10_000, Built().made().stats.recent)
+
+
+def expired(number: int = NUMBER) -> CheckpointView:
+    return view("FAILED", FailureReason.EXPIRED, number)
+
+
+def slow(number: int = NUMBER) -> CheckpointView:
+    return replace(view(number=number), end_to_end_ms=15_000)
+
+
+# ----------------------------------------------------------------------------------------------------------- which ones
+
+
+@pytest.mark.parametrize("reason", FailureReason)
+def test_a_failure_with_acknowledgements_missing_is_explained_unless_it_is_no_fault(reason: FailureReason) -> None:
+    no_fault = {"subsumed", "end_of_input", "suspended", "coordinator_shutdown", "job_finishing", "leader_changed"}
+    assert has_failed(view("FAILED", reason)) is (reason.value not in no_fault)
+    assert has_failed(view("FAILED", reason, missing=False)) is (reason is FailureReason.EXPIRED)
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_explained"),
+    [
+        (view(), False),
+        (slow(), True),
+        (replace(view(), end_to_end_ms=700), True),
+        (replace(view(), end_to_end_ms=650), False),
+        (replace(slow(), kind=CheckpointKind.SAVEPOINT), False),
+        (replace(slow(), kind=CheckpointKind.SAVEPOINT, end_to_end_ms=31_000), True),
+        (replace(slow(), status="IN_PROGRESS"), False),
+        (expired(), True),
+        (view("FAILED", FailureReason.DECLINED), True),
+        (view("FAILED", FailureReason.SUBSUMED), False),
+    ],
+)
+def test_what_is_slow_is_what_explain_calls_slow(ended: CheckpointView, is_explained: bool) -> None:
+    config = JobConfig(checkpoint_interval_ms=10_000, checkpoint_timeout_ms=TIMEOUT_MS)
+    situation = replace(Built(config=config).made(), checkpoint=ended)
+    from_recent = Usual(config, 10_000, situation.stats.recent)
+    assert Keeping().ended(ended, from_recent, 0) is is_explained
+
+
+# ---------------------------------------------------------------------------------------------------------- how often
+
+
+def test_a_job_that_fails_each_second_is_explained_once_a_minute() -> None:
+    keeping = Keeping()
+    times = [second for second in range(300) if keeping.ended(expired(second + 1), usual(), 1_000 * second)]
+    assert times == [0, 60, 120, 180, 240]
+
+
+def test_slow_ones_do_not_use_up_what_a_failed_one_needs() -> None:
+    keeping = Keeping()
+    assert [keeping.ended(slow(number), usual(), 1_000 * number) for number in (1, 2, 3)] == [True, False, False]
+    assert keeping.ended(expired(4), usual(), 4_000)
+    assert not keeping.ended(expired(5), usual(), 5_000)
+    assert keeping.ended(slow(6), usual(), 1_000 + KEPT_INTERVAL_MS)
+
+
+def test_healthy_ones_use_nothing_up() -> None:
+    keeping = Keeping()
+    for number in range(1, 100):
+        assert not keeping.ended(view(number=number), usual(), number)
+    assert keeping.ended(expired(100), usual(), 100)
+
+
+# ------------------------------------------------------------------------------------------------------------- looks
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "due_ms"), [(600_000, 600_000 - LOOK_AHEAD_MS), (10_000, 6_000), (1_000, 600), (0, None)]
+)
+def test_a_look_is_due_before_a_checkpoint_expires(timeout_ms: int, due_ms: int | None) -> None:
+    keeping = Keeping()
+    keeping.watch(Expiry(7, 2, timeout_ms), timeout_ms)
+    assert keeping.next_deadline_ms() == due_ms
+    if due_ms is not None:
+        assert keeping.advance(due_ms - 1) is None
+        assert keeping.advance(due_ms) == TakeLook(7, 2, timeout_ms - due_ms)
+        assert (keeping.next_deadline_ms(), keeping.advance(due_ms + 1)) == (None, None), "once"
+
+
+def test_none_is_due_without_a_pending_checkpoint_nor_for_one_that_has_all_acknowledgements() -> None:
+    keeping = Keeping()
+    assert (keeping.next_deadline_ms(), keeping.advance(10**9)) == (None, None)
+    keeping.watch(Expiry(7, 2, 10_000), 10_000)
+    keeping.watch(None, 10_000)
+    assert (keeping.next_deadline_ms(), keeping.advance(10**9)) == (None, None)
+
+
+def test_one_that_was_looked_at_is_explained_when_it_ends_however_it_does() -> None:
+    for ended in (expired(7), slow(7)):
+        keeping = Keeping()
+        assert keeping.ended(slow(5), usual(), 0)
+        keeping.watch(Expiry(7, 2, 10_000), 10_000)
+        assert keeping.advance(6_000) is not None
+        assert not keeping.ended(expired(6), usual(), 6_500), "the look counts as that minute's"
+        assert keeping.ended(ended, usual(), 10_000)
+        assert not keeping.ended(ended, usual(), 10_001), "once"
+
+
+def test_looks_are_bounded_as_explanations_are() -> None:
+    keeping = Keeping()
+    looks = []
+    for number in range(1, 181):  # each second one expires that had a second
+        begun_ms = 1_000 * number
+        keeping.watch(Expiry(number, 1, begun_ms + 1_000), 1_000)
+        looks += [number] if keeping.advance(begun_ms + 600) is not None else []
+        keeping.watch(None, 1_000)
+        keeping.ended(expired(number), usual(), begun_ms + 1_000)
+    assert looks == [1, 62, 123]
+
+
+def test_a_look_waits_for_its_minute_and_goes_without_if_the_checkpoint_expires_first() -> None:
+    keeping = Keeping()
+    assert keeping.ended(expired(1), usual(), 0)
+    keeping.watch(Expiry(2, 1, 62_000), 10_000)
+    assert keeping.next_deadline_ms() == KEPT_INTERVAL_MS
+    keeping.watch(Expiry(2, 1, KEPT_INTERVAL_MS), 10_000)
+    assert keeping.next_deadline_ms() is None
