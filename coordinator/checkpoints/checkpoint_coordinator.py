@@ -204,7 +204,7 @@ class CheckpointCoordinator:
 
     @property
     def first_to_expire(self) -> tuple[int, int, int] | None:
-        """Id, attempt and deadline of the oldest checkpoint that awaits acknowledgements. O(pending), and read behind each event."""
+        """Id, attempt and deadline of the oldest checkpoint that awaits acknowledgements. O(pending); read behind each event."""
         for pending in self._pending.values():
             if pending.status is PendingStatus.AWAITING_ACKS and pending.deadline_ms is not None:
                 return pending.checkpoint_id, pending.attempt, pending.deadline_ms

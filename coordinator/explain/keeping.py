@@ -92,7 +92,9 @@ class Keeping:
         if was_looked_at:
             self._looked_at = None
         if has_failed(checkpoint):
-            if was_looked_at or _is_over(self._failed_ms, now_ms):
+            # Of checkpoints that expire one behind the other, the one is explained that could be looked at, and not the one before.
+            at_ms = now_ms - LOOK_AHEAD_MS if checkpoint.failure_reason == FailureReason.EXPIRED else now_ms
+            if was_looked_at or _is_over(self._failed_ms, at_ms):
                 self._failed_ms = now_ms
                 return True
         elif (

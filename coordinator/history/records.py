@@ -94,7 +94,7 @@ def describe_checkpoint(
         for subtask in vertex.subtasks
         if not subtask.acknowledged
     ]
-    facts = {
+    facts: dict[str, Any] = {
         "id": view.checkpoint_id,
         "checkpoint_kind": view.kind.value,
         "status": view.status,

@@ -33,6 +33,7 @@ RECORDS: list[tuple[str, dict[str, Any]]] = [
     ("initialized", {"attempt": 3}),
     ("checkpoint", {"id": 42, "status": "COMPLETED", "duration_ms": 74, "vertices": [{}], "slowest": [{"subtask": 3}]}),
     ("request", {"request_kind": "savepoint", "trigger_id": "ab", "checkpoint_id": 43, "location": "/savepoints/1"}),
+    ("explanation", {"id": 44, "summary": "it failed", "causes": [{"kind": "expired", "text": "late"}], "phases": [{}]}),
 ]
 
 

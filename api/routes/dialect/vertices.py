@@ -15,8 +15,8 @@ from holdfast.api.routes.common import ERRORS, JobId, Service, VertexId
 from holdfast.api.routes.questions import ask_workers
 from holdfast.api.routes.viewed import VIEWED
 from holdfast.barriers.messages import QuestionKind
-from holdfast.coordinator.dispatcher.reading.situations import LOOK_INTERVAL_MS, LOOKS
 from holdfast.coordinator.dispatcher.reading.questions import Question
+from holdfast.coordinator.dispatcher.reading.situations import LOOK_INTERVAL_MS, LOOKS
 from holdfast.statebackends.errors import InvalidConfigError
 
 router = APIRouter(tags=["flink"], responses=ERRORS)

@@ -52,8 +52,8 @@ def test_a_failure_with_acknowledgements_missing_is_explained_unless_it_is_no_fa
     [
         (view(), False),
         (slow(), True),
-        (replace(view(), end_to_end_ms=700), True),
-        (replace(view(), end_to_end_ms=650), False),
+        (replace(view(), end_to_end_ms=840), True),
+        (replace(view(), end_to_end_ms=830), False),
         (replace(slow(), kind=CheckpointKind.SAVEPOINT), False),
         (replace(slow(), kind=CheckpointKind.SAVEPOINT, end_to_end_ms=31_000), True),
         (replace(slow(), status="IN_PROGRESS"), False),
@@ -74,8 +74,15 @@ def test_what_is_slow_is_what_explain_calls_slow(ended: CheckpointView, is_expla
 
 def test_a_job_that_fails_each_second_is_explained_once_a_minute() -> None:
     keeping = Keeping()
-    times = [second for second in range(300) if keeping.ended(expired(second + 1), usual(), 1_000 * second)]
+    declined = [view("FAILED", FailureReason.DECLINED, second + 1) for second in range(300)]
+    times = [second for second, ended in enumerate(declined) if keeping.ended(ended, usual(), 1_000 * second)]
     assert times == [0, 60, 120, 180, 240]
+
+
+def test_one_that_expires_leaves_its_minute_to_one_that_can_be_looked_at() -> None:
+    keeping = Keeping()
+    times = [second for second in range(300) if keeping.ended(expired(second + 1), usual(), 1_000 * second)]
+    assert times == [0, 65, 130, 195, 260]
 
 
 def test_slow_ones_do_not_use_up_what_a_failed_one_needs() -> None:

@@ -199,8 +199,8 @@ def test_no_task_is_deployed_before_every_hook_is_back() -> None:
     rig.hooks = lambda call: [] if call.kind is HookCallKind.RESTORE else reply_of(call)
     fail_over(rig)
     assert rig.state == "RESTARTING"
-    assert rig.master.lifecycle.next.hook_restore == HookRestoreView(("one",), rig.wall_ms)
-    assert capture(rig.master, 0, rig.wall_ms, monotonic_ms=rig.now).job().hook_restore == HookRestoreView(("one",), rig.wall_ms)
+    shown = capture(rig.master, 0, rig.wall_ms, monotonic_ms=rig.now).job()
+    assert (shown.hook_restore, rig.wall_ms) == (HookRestoreView(("one",), 1_000), 6_000), "since the first call"
     assert not any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
     rig.feed(job_events.HookRestored(1, "one"))
     assert rig.state == "RESTARTING", "of an older attempt"
@@ -214,7 +214,9 @@ def test_a_hook_that_can_not_be_restored_is_tried_again_and_fails_the_job_after_
     rig.checkpoint()
     rig.hooks = failing
     fail_over(rig)
-    assert rig.master.lifecycle.next.hook_restore == HookRestoreView(("one",), rig.wall_ms, 1), "it is tried again"
+    shown = rig.master.lifecycle.next.hook_restore
+    assert shown is not None
+    assert (shown.missing, shown.since_ms, shown.failed_tries > 1) == (("one",), 1_000, True)
     rig.pass_time(60_000)
     assert restores(rig)[1:] == [(2, "one", 1)] * HOOK_TRIES_MAX
     assert rig.master.state in (JobState.FAILING, JobState.FAILED)
