@@ -27,9 +27,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def hanging_plan(file: Path, output: Path) -> JobPlan:
+def hanging_plan(file: Path, output: Path, checkpoint_timeout_ms: int = 60_000) -> JobPlan:
     env = Environment(
-        "count", parallelism=2, checkpoint_interval_ms=150, checkpoint_timeout_ms=60_000, restart=RestartStrategy()
+        "count",
+        parallelism=2,
+        checkpoint_interval_ms=150,
+        checkpoint_timeout_ms=checkpoint_timeout_ms,
+        restart=RestartStrategy(),
     )
     source = GeneratorSource(make_batch, ROWS, SCHEMA, rows_per_second=ROWS / 3)
     counts = env.from_source(source).uid("source").key_by("key").process(HangingCountPerKey(str(file))).uid("count")
@@ -50,6 +54,29 @@ def test_the_function_in_which_a_subtask_hangs_is_named(cluster: Cluster, tmp_pa
     cluster.wait_finished(job)
     assert committed(tmp_path / "out") == expected(ROWS), "questions change nothing"
     assert cluster.client.workers(job)["attempt"] == 1
+
+
+@pytest.mark.slow
+def test_of_a_checkpoint_that_expired_for_it_the_function_is_named_when_the_job_runs_well_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "hang"
+    job = cluster.submit(hanging_plan(file, tmp_path / "out", checkpoint_timeout_ms=4_000)).job_id
+    eventually(lambda: cluster.completed(job) >= 2, "two checkpoints")
+    file.touch()
+    try:
+        eventually(lambda: cluster.client.checkpoints(job)["counts"]["failed"] >= 1, "an expired checkpoint")
+    finally:
+        file.unlink()
+    number = cluster.client.checkpoints(job)["latest"]["failed"]["id"]
+    cluster.wait_finished(job)
+    assert committed(tmp_path / "out") == expected(ROWS)
+    found = cluster.client.explain(job, number)
+    assert (found.subject, found.explained_ms >= 0) == ("failed", True)
+    assert [cause.kind for cause in found.causes][:2] == [CauseKind.EXPIRED, CauseKind.MISSING_ACKS]
+    assert found.first_cause.kind is CauseKind.IN_FUNCTION
+    assert "wait_for_the_end_of (" in found.first_cause.text
+    assert cluster.client.workers(job)["attempt"] == 2, "no failure is tolerated: its end fenced the attempt"
 
 
 def check_what_is_said(cluster: Cluster, job: str) -> None:
