@@ -85,8 +85,8 @@ NOT_COVERED = {
     "object_versions": "older versions of deleted objects, where a bucket keeps versions",
     "master_hooks": "states of master hooks, which only the hooks can read",
     "logs": "logs of processes, events that were sent, and lines of the audit log about earlier requests",
-    "late_history": "records of the history that the job's last leader had still to write: 5 s behind the job's end, minutes while "
-    "storage failed",
+    "late_history": "records of the history that the job's last leader had still to write: some seconds behind the job's end, "
+    "minutes while storage failed",
 }
 """What no forgetting covers, and why."""
 

@@ -32,8 +32,8 @@ NOT_COVERED_LIVE = {
     "and records in flight",
     "local_copies": "copies on hosts whose worker was killed: living workers delete those of older checkpoints; and files of the "
     "running attempt in working folders, until it ends",
-    "late_history": "records of the history that the job's leader had still to write: 5 s, minutes while storage failed; and what "
-    "it shows from memory",
+    "late_history": "records of the history that the job's leader had still to write: some seconds, minutes while storage failed; "
+    "and what it shows from memory",
     "late_files": "files that a worker was still writing for a checkpoint or savepoint that was aborted: the leader deletes them "
     "when it learns of them, `holdfast snapshot fsck` finds the rest",
 }

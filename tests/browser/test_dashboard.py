@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from selenium.webdriver.common.keys import Keys
 
 from holdfast.chaos.campaign.campaign import Finding
@@ -461,12 +462,13 @@ def test_a_checkpoint_that_the_history_alone_has_is_told_as_it_has_it(
     browser: Browser, coordinator: StagedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier leader took it: its details are asked for once, and not found, which is no error of the page."""
-    explained = coordinator.explain(JOB, 17)
+    explained = replace(coordinator.explain(JOB, 17), explained_ms=1_700_000_000_000)
     monkeypatch.setattr(coordinator, "explain", lambda *_: explained)
     monkeypatch.setattr(coordinator, "checkpoint", lambda *_: (_ for _ in ()).throw(NotFoundError("no checkpoint 17")))
     browser.asked()
     browser.go(f"jobs/{JOB}/checkpoints/17")
     browser.until("nothing said", lambda: "what the job's history has of it" in browser.text and "expired" in browser.text)
+    assert "Explained when it ended, from what was seen" in browser.text
     assert browser.violations() == []
     browser.run("window.before = performance.now()")
     browser.until("time stands still", lambda: browser.run("return performance.now() - window.before > 3000"))
