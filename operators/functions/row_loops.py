@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy, deepcopy
 from itertools import chain
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -74,8 +75,16 @@ _CARRYING = [
     "else:",
     " update(kept)",
     "if result is not None:",
-    " collect(result)",
+    " collect(own_copy(result) if result is kept else result)",
 ]
+
+
+def own_copy(row: Any) -> Any:
+    """A row to emit of one that is kept as state, with lists and the like of its own: a function that changes what it is given of
+    its state, or another one that changes its row, must change nothing of the other. Most rows have no lists, and are copied ten
+    times as fast."""
+    is_flat = isinstance(row, dict) and not any(isinstance(value, list | dict | set) for value in row.values())
+    return copy(row) if is_flat else deepcopy(row)
 
 
 def _no_pair(result: Any) -> TypeError:
@@ -116,7 +125,7 @@ def _row_of(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
 
 def _compiled(source: list[str]) -> Loop:
     found: dict[str, Any] = {"__name__": __name__, "len": len, "zip": zip, "Exception": Exception}
-    found |= {"type": type, "tuple": tuple, "no_pair": _no_pair}
+    found |= {"type": type, "tuple": tuple, "no_pair": _no_pair, "own_copy": own_copy}
     exec(compile("\n".join(source), "<row loop>", "exec"), found)
     loop: Loop = found["loop"]
     return loop
@@ -139,10 +148,18 @@ class LoopRows:
         if not batch.has_rows and batch.makes_dicts(record):
             self._make(batch.columns(), reads)
         elif is_declared and reads is not None:
-            self._left = iter([{name: row[name] for name in reads} for row in batch.rows(record)])
-            self.columns = [self._left]
+            self._narrow(batch, batch.rows(record), reads)
         else:
             self.columns = [batch.rows(record)]
+
+    def _narrow(self, batch: Batch, rows: Sequence[Any], reads: Collection[str]) -> None:
+        """Rows at hand, with some of their columns. Raises SchemaMismatchError, of who made them, for one that lacks these."""
+        names = reads if batch.schema is None else [name for name in batch.schema.names if name in reads]
+        try:
+            self._left = iter([{name: row[name] for name in names} for row in rows])
+            self.columns = [self._left]
+        except (LookupError, TypeError):
+            self._make(batch.columns(), reads)  # a row that is an object has them, too
 
     def _make(self, columns: pa.RecordBatch, reads: Collection[str] | None) -> None:
         names = tuple(columns.schema.names)

@@ -10,7 +10,8 @@ import json
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypedDict
 
 import pandas
 import pyarrow as pa
@@ -26,7 +27,7 @@ from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, M
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import key_selector
 from holdfast.operators.functions.tables.carried import map_with_state_operator
-from holdfast.statebackends.errors import GraphError, UnknownColumnError, UserFunctionError
+from holdfast.statebackends.errors import GraphError, SchemaMismatchError, UnknownColumnError, UserFunctionError
 from tests.examples import examples
 from tests.operators.harness import OperatorHarness
 
@@ -510,6 +511,32 @@ def test_map_with_state_gives_the_same_of_columns_and_of_rows(function: Any, sta
     assert list(zip(*found[0], strict=True)) == expected
 
 
+class Sum(TypedDict):
+    t: str
+    total: int
+    parts: list[int]
+
+
+def carries_what_it_changes(row: Any, value: Any) -> Any:
+    kept = value or {"t": row["t"], "total": 0, "parts": []}
+    kept["total"] += row["v"]
+    kept["parts"].append(row["v"])
+    return kept, kept
+
+
+def test_a_row_that_map_with_state_emits_and_keeps_is_emitted_as_its_own() -> None:
+    """The next call changes the value, and whoever is behind may change the row."""
+    columns = pa.record_batch([list("abc"), [1, 2, 3], [0.5] * 3, ["x"] * 3], schema=ROWS.schema)
+    operator = map_with_state_operator(carries_what_it_changes, key_selector("t", None, ROWS, "op"), ROWS, Sum, None, None)
+    with OperatorHarness(operator, key_type="utf8") as harness:
+        harness.process(columns)
+        assert [(row["total"], row["parts"]) for row in harness.output.rows()] == [(1, [1]), (3, [1, 2]), (6, [1, 2, 3])]
+        harness.output.rows()[-1]["total"] = -100
+        harness.output.rows()[-1]["parts"].clear()
+        harness.process(columns.slice(0, 1))
+        assert harness.output.rows()[-1] == {"t": "x", "total": 7, "parts": [1, 2, 3, 1]}
+
+
 def test_an_error_of_map_with_state_shows_the_row_whole_and_the_key() -> None:
     columns = Batch(rows=[{"k": "a", "v": 0, "w": 0.5, "t": "x"}], schema=ROWS.schema).columns()
     functions = {"ZeroDivisionError": lambda row, value: 1 // row["v"], "return a pair": lambda row, value: row["v"]}
@@ -537,6 +564,32 @@ def test_a_declared_read_set_is_all_that_rows_have() -> None:
         with OperatorHarness(operator, key_type="utf8") as harness:
             harness.process(data, schema=ROWS.schema)
         assert harness.output.rows() == [{"v": 1, "t": "x", "given": ["t", "v"]}]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("row", [{"k": "b", "v": 1, "w": 0.5}, None], ids=["without it", "none"])
+def test_a_row_that_lacks_a_declared_column_is_the_error_of_the_function_that_made_it(place: int, row: Any) -> None:
+    rows: list[Any] = [{"k": "a", "v": 1, "w": 0.5, "t": "x"}]
+    rows.insert(place, row)
+    with OperatorHarness(PlainProcessOperator(Passes(), ROWS, UNDECLARED)) as harness:
+        with pytest.raises(SchemaMismatchError, match=f"operator 'before': row {place} of a batch") as raised:
+            harness.operator.process_batch(Batch(rows=rows, schema=ROWS.schema, producer="before"), 0)
+        assert harness.output.rows() == []
+    assert (raised.value.operator, raised.value.column) == ("before", row and "t")
+
+
+def test_declared_columns_come_in_the_order_of_the_columns_and_objects_have_them_too() -> None:
+    class Lists(ProcessFunction):
+        reads = ("t", "k")
+
+        def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+            out(list(value.items()))
+
+    row = {"t": "x", "w": 0.5, "v": 1, "k": "a"}
+    for data in ([row], [SimpleNamespace(**row)], Batch(rows=[row], schema=ROWS.schema).columns()):
+        with OperatorHarness(PlainProcessOperator(Lists(), ROWS, UNDECLARED)) as harness:
+            harness.process(data, schema=ROWS.schema)
+        assert harness.output.rows() == [[("k", "a"), ("t", "x")]]
 
 
 def test_an_error_shows_the_columns_that_are_not_declared() -> None:
