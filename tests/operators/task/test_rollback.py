@@ -15,11 +15,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+import holdfast as hf
 from holdfast.barriers.jobgraph import JobConfig, JobGraph
 from holdfast.barriers.messages import Deployment, SubtaskDeployment, SubtaskKey
 from holdfast.coordinator.ha.shared_state import shared_handles
 from holdfast.operators.task.rollback import UNCONFIRMED_MAX, KeptCheckpoints
 from holdfast.statebackends.backend import KeptState, SnapshotTarget
+from holdfast.statebackends.backends.heap import HeapKeyedBackend
+from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.factory import BackendKind
 from holdfast.statebackends.handles import (
     FileHandle,
@@ -33,6 +36,8 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.heap import slot_states
+from holdfast.statebackends.heap.key_slots import KeySlots
+from holdfast.statebackends.heap.slot_pages import SlotPages
 from holdfast.statebackends.settings import StateBackendSettings
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, Ttl, ValueStateDescriptor
 from holdfast.statebackends.storage.port import Operation, ReadFile, run_flow
@@ -414,6 +419,99 @@ def test_a_state_that_was_let_go_costs_no_copies(tmp_path: Path) -> None:
     kept.free()
     use(backend, "a")
     assert backend.get_state(COUNT).value() == 1
+
+
+# ------------------------------------------------------------------------------------------------------- crashes on the way
+
+
+class Counts(hf.ProcessFunction):
+    """Two states that are taken over, and one that is read."""
+
+    count = hf.ValueStateDescriptor("count", int)
+    total = hf.ReducingStateDescriptor("total", int, lambda old, added: old + added)
+    seen = hf.ListStateDescriptor("seen", int)
+    states = (count, total, seen)
+
+    def process_element(self, value: Any, ctx: Any, out: Any) -> None:
+        count, total, seen = map(ctx.state, self.states)
+        count.update(count.value(0) + 1)
+        total.add(value["v"])
+        seen.add(value["v"])
+        out({"k": value["k"], "count": count.value(), "total": total.get(), "seen": len(seen.get())})
+        if count.value() == 3:
+            count.clear()
+
+
+def expected_counts(stop: int) -> list[tuple[int, int, int, int]]:
+    seen: dict[int, list[int]] = {}
+    for number in range(stop):
+        seen.setdefault(number % 6, []).append(number)
+    return sorted((k, n % 3 + 1, sum(of_key[: n + 1]), n + 1) for k, of_key in seen.items() for n in range(len(of_key)))
+
+
+def failing_once(patched: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, *, behind: bool) -> None:
+    original, left = getattr(owner, name), [error]
+
+    def call(*given: Any, **named: Any) -> Any:
+        if left and not behind:
+            raise left.pop()
+        result = original(*given, **named)
+        if left:
+            raise left.pop()
+        return result
+
+    patched.setattr(owner, name, call)
+
+
+CRASHES: dict[str, tuple[Any, str, bool] | None] = {
+    "nowhere": None,
+    "in front of it": (HeapKeyedBackend, "take_over", False),
+    "behind it": (HeapKeyedBackend, "take_over", True),
+    "at the index of keys": (KeySlots, "load", True),
+    "with the pages taken": (SlotPages, "take_over", True),
+    "at the files of the other states": (HeapKeyedBackend, "restore", False),
+    "with all of it restored": (HeapKeyedBackend, "restore", True),
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("kind", ["memory", "filesystem"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_whatever_fails_on_the_way_the_state_is_that_of_the_checkpoint(kind: Any, parallelism: int, crash: str) -> None:
+    """Of take over and restore. Behind it a second failure is rolled back in place, which what has failed before must not spoil."""
+    strategy = hf.RestartStrategy(kind="fixed_delay", delay_ms=0)
+    settings = {"parallelism": parallelism, "state_backend": kind, "restart": strategy}
+    with hf.testing.Job(**settings) as job, pytest.MonkeyPatch.context() as patched:
+        feed = job.input("rows", {"k": int, "v": int})
+        returns = {"k": int, "count": int, "total": int, "seen": int}
+        out = job.output(feed.stream.key_by("k").process(Counts(), returns=returns).uid("counts"))
+        job.start()
+        taken: list[frozenset[str]] = []
+        original = HeapKeyedBackend.take_over
+
+        def take_over(self: Any, kept: Any, names: frozenset[str]) -> frozenset[str]:
+            taken.append(original(self, kept, names))
+            return taken[-1]
+
+        patched.setattr(HeapKeyedBackend, "take_over", take_over)
+        rows = [{"k": number % 6, "v": number} for number in range(80)]  # those of one key come from one subtask
+        feed.add(rows[:30])
+        job.checkpoint()
+        feed.add(rows[30:40])
+        if (place := CRASHES[crash]) is not None:
+            failing_once(patched, place[0], place[1], StorageUnavailableError("away"), behind=place[2])
+        job.fail()
+        feed.add(rows[40:50])
+        taken.clear()
+        job.fail()
+        assert taken == [{"count", "total"}] * parallelism
+        feed.add(rows[50:60])
+        job.checkpoint()
+        feed.add(rows[60:])
+        job.fail()
+        job.checkpoint()
+        found = sorted((row["k"], row["count"], row["total"], row["seen"]) for row, _ in out.committed())
+    assert found == expected_counts(80)
 
 
 # ----------------------------------------------------------------------------------- in place is as if it were from storage
