@@ -63,9 +63,10 @@ class WorkerTemplate:
     slots: int = 0
     """Of the job; workers in seats beyond them stand by. 0: none does."""
 
-    def stands_by(self, seat: int) -> bool:
-        """Whether the worker of a seat asks for a slot: its own may have another worker by now."""
-        return self.slots > 0 and (seat >= self.slots or self.spawn > 1)
+    def stands_by(self, seat: int, *, is_repeated: bool = False) -> bool:
+        """Whether the worker of a seat asks for a slot: its own may have another worker by now. `is_repeated`: Spark runs the task
+        again by itself, as often as `spark.task.maxFailures` says, and the driver has not started a worker."""
+        return self.slots > 0 and (seat >= self.slots or self.spawn > 1 or is_repeated)
 
     def launched(self, launch_key: str, slot: int, spawn: int) -> WorkerTemplate:
         """Template of one worker, with the proof that it was started by who has the key."""
@@ -113,7 +114,7 @@ def run_in_task(template: WorkerTemplate, slot: int) -> WorkerReport:
         spawn=template.spawn,
         launch_token=template.launch_token,
         authorities=template.authorities,
-        stands_by=template.stands_by(slot),
+        stands_by=template.stands_by(slot, is_repeated=context is not None and context.attemptNumber() > 0),
         has_slot=not 0 < template.slots <= slot,
     )
     left = run_worker(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.test_end_to_end import ROWS, assert_exact, build, events, wait_for
+from holdfast.api.client import RestClient
+from holdfast.api.tokens import read_token
+from holdfast.statebackends.layout import RUN_FILE, TOKEN_FILE
+from tests.spark.test_end_to_end import ROWS, assert_exact, build, drive, events, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,3 +55,20 @@ def test_workers_are_killed_again_and_again(spark: SparkSession, tmp_path: Path,
     assert job.wait(120) == "FINISHED"
     assert_exact(spark, frame, windows, counts)
     sys.stdout.write(f"{standbys} stand by: seconds from kill -9 to RUNNING: {times}, median {statistics.median(times)}\n")
+
+
+def test_a_task_that_spark_repeats_supersedes_nobody(tmp_path: Path) -> None:
+    """On a cluster Spark runs a failed task again by itself, up to four times: its worker comes behind the one that stood by."""
+    driver, described = drive(tmp_path, "local-cluster[1,5,1024]", ROWS / 12, restarts=1)
+    try:
+        state = tmp_path / "state"
+        client = RestClient(str(json.loads((state / RUN_FILE).read_text())["url"]), read_token(state / TOKEN_FILE))
+        (job,) = (each["jid"] for each in client.jobs())
+        wait_for(lambda: client.workers(job)["standbys"] and list((tmp_path / "counts").glob("part-*.parquet")))
+        os.kill(described["workers"][1]["pid"], signal.SIGKILL)
+        assert driver.wait(200) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+    finally:
+        driver.kill()
+        driver.wait()
+    told = (tmp_path / "driver.log").read_text()
+    assert (told.count("; restart "), told.count("WorkerSuperseded")) == (1, 0), told[-3000:]

@@ -174,15 +174,17 @@ class World:
 
     # --------------------------------------------------------------------------------------------------- the launcher
 
-    def launch(self, seat: int) -> Process | None:
-        """The task of the seat is over, as far as Spark knows: it starts another one. A stopped process may still be there."""
+    def launch(self, seat: int, *, is_repeated: bool = False) -> Process | None:
+        """The task of the seat is over, as far as Spark knows: another one is started, by the driver, or, `is_repeated`, by Spark
+        itself, without another number of the driver. A stopped process may still be there."""
         if any(each.acts for each in self.processes if each.seat == seat):
             return None
-        self.spawns[seat] += 1
+        is_first = self.spawns[seat] == 0
+        self.spawns[seat] += is_first or not is_repeated
         self.tasks += 1
         process = Process(f"p{self.tasks}", seat, self.spawns[seat], self.tasks)
         self.processes.append(process)
-        if seat < SLOTS and process.spawn == 1:
+        if seat < SLOTS and is_first:
             process.order = StandbyOrder(0, seat, 1, process.task)
             self.register(process)
         return process
@@ -386,9 +388,9 @@ class Machine(RuleBasedStateMachine):
         if process is not None:
             self.world.cut(process)
 
-    @rule(seat=st.integers(0, SEATS - 1))
-    def launch(self, seat: int) -> None:
-        self.world.launch(seat)
+    @rule(seat=st.integers(0, SEATS - 1), is_repeated=st.booleans())
+    def launch(self, seat: int, is_repeated: bool) -> None:
+        self.world.launch(seat, is_repeated=is_repeated)
 
     @rule()
     def look(self) -> None:

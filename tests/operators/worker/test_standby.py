@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,9 +19,10 @@ import pytest
 from holdfast.barriers import codec
 from holdfast.barriers.messages import LOOKS_MAX, ProcessLook, ShutdownWorker, StandBy, StandbyOrder
 from holdfast.barriers.processes import fingerprint_of, has_ended, is_running, sight
+from holdfast.operators.spark import slots as spark_slots
 from holdfast.operators.spark.access import count_hosts
 from holdfast.operators.spark.progress import seen_workers
-from holdfast.operators.spark.slots import WorkerTemplate
+from holdfast.operators.spark.slots import WorkerTemplate, run_in_task
 from holdfast.operators.spark.supervisor import (
     LOSS_GRACE_MS,
     CancelWorker,
@@ -159,6 +161,25 @@ def test_in_its_own_slot_it_is_as_any_other_worker() -> None:
 def test_who_asks_for_a_slot(slots: int, seat: int, spawn: int, stands_by: bool) -> None:
     template = WorkerTemplate("job", 1, "", None, "", b"", 0, slots=slots)
     assert template.launched("", seat, spawn).stands_by(seat) is stands_by
+    assert template.launched("", seat, spawn).stands_by(seat, is_repeated=True) is (slots > 0), "its slot may be taken by now"
+
+
+@pytest.mark.parametrize("attempt", [None, 0, 1])
+def test_a_task_that_spark_runs_again_asks_for_a_slot(monkeypatch: pytest.MonkeyPatch, attempt: int | None) -> None:
+    """On a cluster Spark repeats a failed task itself: its worker has the number of the first one, and a later task."""
+    import pyspark
+
+    context = SimpleNamespace(taskAttemptId=lambda: 7, attemptNumber=lambda: attempt)
+    ran: list[WorkerSpec] = []
+
+    def run(spec: WorkerSpec) -> ShutdownWorker:
+        ran.append(spec)
+        return ShutdownWorker("over")
+
+    monkeypatch.setattr(pyspark.TaskContext, "get", lambda: None if attempt is None else context)
+    monkeypatch.setattr(spark_slots, "run_worker", run)
+    run_in_task(WorkerTemplate("job", 1, "", None, "", b"", 0, slots=2).launched("", 1, 1), 1)
+    assert [(spec.stands_by, spec.has_slot, spec.spawn) for spec in ran] == [(attempt == 1, True, 1)]
 
 
 def test_the_driver_sees_workers_where_it_started_them() -> None:
