@@ -545,6 +545,7 @@ class JobMaster:
         if self.state.is_terminal:
             raise FencedError(f"job {self.setup.job_id} is {self.state.value}", job=self.setup.job_id, state=self.state.value)
         verdict = self.slot_pool.check_registration(message)
+        self.standbys.check_order(message)
         _check_own(message.slot, message.subtasks)
         if message.attempt > self.lifecycle.attempt:
             text = f"attempt {message.attempt} is newer than any known here: another coordinator leads job {message.job_id}"

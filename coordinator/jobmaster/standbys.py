@@ -37,8 +37,11 @@ WAIT_MS = 5_000
 """How long a worker waits for an answer; it asks again at once. Below the time in which it gives up a request."""
 
 PROMISE_MS = 2_000
-"""How long a slot is kept for a worker that was ordered to take it: it makes its ports and registers within a fraction of that. A
-launcher's own successor need not wait: it registers when it is there."""
+"""How long a slot is kept for a worker that was ordered to take it: it makes its ports and registers within a fraction of that."""
+
+OWN_WAIT_MS = 500
+"""How long it is kept from the launcher's own successor: whoever stood by may have died with the worker whose place it was to take,
+as where an executor is lost."""
 
 RETURN_MS = 2_000
 """How long a new leader waits for a worker in a slot before it gives the slot to one that was started there anew: the slot may have
@@ -62,6 +65,8 @@ class _Waiting:
 class _Promise:
     numbers: tuple[int, int]
     """Spawn and task attempt with which it is to register."""
+    own_from_ms: int
+    """When the launcher's own successor may be ordered in its place."""
     until_ms: int
 
 
@@ -119,6 +124,14 @@ class Standbys:
                 found += [slot] if holder.fingerprint in message.ended and holder.fingerprint else []
         return found
 
+    def check_order(self, message: RegisterWorker) -> None:
+        """Raise FencedError for a worker of another seat that comes late: the slot's own successor was ordered in its place, and
+        would supersede it."""
+        promise = self._promises.get(message.slot)
+        if promise is not None and message.seat >= 0 and _order(message) < promise.numbers and self._turn.now_ms < promise.until_ms:
+            text = f"slot {message.slot}: a newer process was ordered to take it"
+            raise FencedError(text, held=message.task_attempt, slot=message.slot)
+
     # -------------------------------------------------------------------------------------------------------- decisions
 
     def settle(self, *, replaces: bool, reconciles: bool) -> None:
@@ -157,13 +170,17 @@ class Standbys:
     def _give_own(self, seat: int) -> None:
         """A worker that was started anew where the slot has no other worker: it takes its own."""
         waiting = self._waiting[seat]
-        if waiting.ticket is None or seat >= len(self._slots.slots) or seat in self._promises:
+        if waiting.ticket is None or seat >= len(self._slots.slots) or self._turn.now_ms < self._own_from_ms(seat):
             return
         slot, message = self._slots.slots[seat], waiting.message
         holder = slot.holder
         if holder is not None and (holder.seat >= 0 or _order(holder) >= _order(message)):
             return
         self._promise(slot, waiting, message.spawn, message.task_attempt, message.launch_token)
+
+    def _own_from_ms(self, seat: int) -> int:
+        promise = self._promises.get(seat)
+        return 0 if promise is None else promise.own_from_ms
 
     def _give(self, slot: Slot, gone: RegisterWorker) -> None:
         """Order a worker, if there is one, of the same host first, to take a slot in the place of the process that held it."""
@@ -177,7 +194,8 @@ class Standbys:
 
     def _promise(self, slot: Slot, waiting: _Waiting, spawn: int, task_attempt: int, token: str) -> None:
         order = StandbyOrder(self._setup.epoch, slot.index, spawn, task_attempt, token)
-        self._promises[slot.index] = _Promise((spawn, task_attempt), self._turn.now_ms + PROMISE_MS)
+        now_ms = self._turn.now_ms
+        self._promises[slot.index] = _Promise((spawn, task_attempt), now_ms + OWN_WAIT_MS, now_ms + PROMISE_MS)
         self._answer(waiting, order)
         del self._waiting[waiting.message.seat]
 
@@ -239,6 +257,8 @@ class Standbys:
     def _deadlines(self) -> Iterator[int]:
         yield from (each.until_ms for each in self._waiting.values())
         yield from (each.until_ms for each in self._promises.values())
+        own = (each.own_from_ms for slot, each in self._promises.items() if slot in self._waiting)
+        yield from (due_ms for due_ms in own if due_ms > self._turn.now_ms)
         yield from self._looks.values()
         if self._reconciles_until_ms is not None and self._reconciles_until_ms > self._turn.now_ms:
             yield self._reconciles_until_ms

@@ -28,7 +28,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import STREAM_GRACE_MS, Slot, SlotPool, Verdict
-from holdfast.coordinator.jobmaster.standbys import LOOK_MS, PROMISE_MS, RETURN_MS, WAIT_MS, Standbys
+from holdfast.coordinator.jobmaster.standbys import LOOK_MS, OWN_WAIT_MS, PROMISE_MS, RETURN_MS, WAIT_MS, Standbys
 from holdfast.statebackends.errors import FencedError, HoldfastError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
@@ -168,7 +168,8 @@ class World:
         for other in self.processes:
             if other is not process and other.acts and other.order is not None and other.order.slot == answer.slot:
                 has_come = other.session or (slot.holder is not None and slot.holder.nonce == other.name)
-                waits = has_come or self.rig.now - other.ordered_ms >= PROMISE_MS
+                patience_ms = OWN_WAIT_MS if answer.slot == process.seat else PROMISE_MS
+                waits = has_come or self.rig.now - other.ordered_ms >= patience_ms
                 assert waits or other.order.epoch != answer.epoch, "a slot is promised to one at a time"
         process.order, process.ordered_ms = answer, self.rig.now
 
@@ -396,7 +397,7 @@ class Machine(RuleBasedStateMachine):
     def look(self) -> None:
         self.world.outcomes()
 
-    @rule(by_ms=st.sampled_from([1, LOOK_MS, 200, STREAM_GRACE_MS, PROMISE_MS, RETURN_MS, WAIT_MS, 2 * LEASE_MS]))
+    @rule(by_ms=st.sampled_from([1, LOOK_MS, 200, OWN_WAIT_MS, STREAM_GRACE_MS, PROMISE_MS, RETURN_MS, WAIT_MS, 2 * LEASE_MS]))
     def pass_time(self, by_ms: int) -> None:
         self.world.pass_time(by_ms)
 

@@ -13,7 +13,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.jobmaster.slots import LIVENESS_GRACE_MS, STREAM_GRACE_MS
-from holdfast.coordinator.jobmaster.standbys import LOOK_MS, PROMISE_MS, RETURN_MS, WAIT_MS
+from holdfast.coordinator.jobmaster.standbys import LOOK_MS, OWN_WAIT_MS, PROMISE_MS, RETURN_MS, WAIT_MS
 from holdfast.statebackends.errors import AuthenticationError, FencedError, NotFoundError, NotLeaderError, ProtocolError
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.rig import Rig
@@ -225,6 +225,31 @@ def test_a_promise_that_is_not_kept_goes_to_another_one(rig: Seats) -> None:
     order = rig.order(other)
     assert order is not None
     assert order.slot == 1
+
+
+def test_a_worker_that_is_started_anew_does_not_wait_long_for_one_that_died_with_its_predecessor(rig: Seats) -> None:
+    """An executor is lost, and whoever stood by there with it: its order reaches nobody."""
+    rig.stands_by(2)
+    rig.die(1)
+    rig.pass_time(300)
+    own = rig.stands_by(1, spawn=2, task_attempt=7)
+    rig.pass_time(OWN_WAIT_MS - 301)
+    assert rig.order(own) is None, "it may be on its way"
+    rig.pass_time(1)
+    assert rig.order(own) == StandbyOrder(1, 1, 2, 7)
+
+
+def test_one_that_comes_late_is_not_let_in_to_be_superseded(rig: Seats) -> None:
+    """The slot's own successor was ordered in its place; if that does not come either, it may."""
+    rig.stands_by(2)
+    rig.die(1)
+    rig.stands_by(1, spawn=2, task_attempt=7)
+    rig.pass_time(OWN_WAIT_MS)
+    late: dict[str, Any] = {"spawn": 1, "task_attempt": 1, "nonce": "s2", "seat": 2, "seat_spawn": 1}
+    with pytest.raises(FencedError, match="newer process was ordered"):
+        rig.register(1, **late)
+    rig.pass_time(PROMISE_MS)
+    rig.register(1, **late)
 
 
 def test_one_of_the_same_host_is_taken_first(rig: Seats) -> None:
