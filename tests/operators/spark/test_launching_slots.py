@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -201,6 +202,16 @@ def test_a_worker_stands_by_where_a_slot_is_free(monkeypatch: pytest.MonkeyPatch
     cluster = Cluster(monkeypatch, "local[8]", 8)
     first, second = cluster.launch(4), cluster.launch(2)
     assert [each.slots_held for each in (first, second)] == [5, 2]
+
+
+@pytest.mark.parametrize(("tasks", "told"), [(8, False), (3, True)])
+def test_where_no_slot_is_free_for_one_to_stand_by_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tasks: int, told: bool
+) -> None:
+    with caplog.at_level(logging.INFO, "holdfast.spark"):
+        launched = Cluster(monkeypatch, "local[8]", tasks).launch(2)
+    assert launched.slots_held == (2 if told else 3)
+    assert ("0 of 1 standby workers have a free Spark slot" in caplog.text) is told
 
 
 def test_what_stands_by_makes_room_for_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
