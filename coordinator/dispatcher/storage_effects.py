@@ -69,7 +69,7 @@ from holdfast.statebackends.snapshot.metadata import (
 )
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.flows import delete_files
-from holdfast.statebackends.storage.port import DeleteFolder, Flow
+from holdfast.statebackends.storage.port import DeleteFolder, Flow, StatFile
 
 StorageAction: TypeAlias = (
     actions.WriteClaim
@@ -295,7 +295,8 @@ class StorageEffects:
                 return events.CheckpointKept(action.checkpoint_id)
             shared, after = action.shared, action.after
             for other in after:
-                if (yield from self._is_labelled(other)):
+                # A record of labels in a folder that is deleted already would stay there.
+                if (yield from self._has_claim(other)) and (yield from self._is_labelled(other)):
                     shared, after = (), ()  # it stays, with the files that it shares
                     break
             yield from drop_checkpoint(self._paths, action.checkpoint_id, shared, after)
@@ -311,6 +312,10 @@ class StorageEffects:
         """Begin the deletion of a completed checkpoint, unless it has a label."""
         mark = Mark(self._identity.nonce, self._wall_ms())
         return bool((yield from begin_deletion(self._paths.checkpoint(checkpoint_id), mark)))
+
+    def _has_claim(self, checkpoint_id: int) -> Flow[bool]:
+        """Whether no deletion has got beyond the claim of a checkpoint."""
+        return (yield StatFile(self._paths.claim(checkpoint_id))) is not None
 
     def _release(self, action: Release) -> Flow[job_events.Event | None]:
         """Delete a snapshot that the job claimed, if it is still its own."""

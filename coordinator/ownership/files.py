@@ -225,7 +225,9 @@ def _of_mark(evidence: JobEvidence, number: int) -> _Verdict:
     """The file that says that an id may have labels: it goes with the id."""
     if evidence.job is None:
         return _owned(f"not known: {evidence.damage}")
-    if number in evidence.job.checkpoints:
+    checkpoint = evidence.job.checkpoints.get(number)
+    # Nobody labels an id without a claim: what is left of its folder goes, and this with it.
+    if checkpoint is not None and (checkpoint.fact is not CheckpointFact.ORPHANED or number > counted_id(evidence.job)):
         return _owned(f"labels of checkpoint {number}")
     return _orphaned(f"checkpoint {number}, whose labels it told of, was deleted")
 
