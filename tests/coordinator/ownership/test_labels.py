@@ -477,6 +477,15 @@ def test_files_that_a_labelled_checkpoint_shares_stay_when_those_that_share_them
     assert shared not in storage.files
 
 
+def test_a_drop_begins_no_register_in_a_folder_that_is_gone(storage: DictStorage) -> None:
+    shared = f"{PATHS.shared}/1-1-count-0-n-1.sst"
+    storage.files[shared] = b"s"
+    assert run_flow(dropping(1), storage) == CheckpointDropped(1)
+    assert run_flow(dropping(2, shared=("1-1-count-0-n-1.sst",), after=(1,)), storage) == CheckpointDropped(2)
+    assert not [path for path in storage.files if path.startswith((f"{PATHS.checkpoint(1)}/", f"{PATHS.checkpoint(2)}/"))]
+    assert shared not in storage.files, "none of them is kept"
+
+
 def test_an_ended_job_keeps_what_is_labelled_until_the_label_goes(storage: DictStorage) -> None:
     run_flow(add_label(PATHS, 2, "x", mark()), ended(storage))
     run_flow(clear_ended(JOB, Starter("a", "", "directory", 0)), storage)
