@@ -318,7 +318,7 @@ def test_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[
 @pytest.mark.endurance
 @pytest.mark.parametrize("bounds", ["as they are", "small"])
 @given(steps=st.lists(STEPS, min_size=5, max_size=40), key_type=st.sampled_from(sorted(KEYS)))
-@settings(max_examples=1_000, deadline=None, database=None)
+@settings(max_examples=10_000, deadline=None, database=None)
 def test_long_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[tuple[str, Any]], key_type: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if bounds == "small":
