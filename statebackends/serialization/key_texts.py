@@ -39,7 +39,7 @@ class KeyOf:
             raise InvalidConfigError(message, setting="key") from None  # the cause has the key
 
     def mask(self, batch: pa.RecordBatch | pa.Table) -> pa.Array:
-        """For each row, whether it is of this key. Columns hold canonical values: one NaN, and no -0.0."""
+        """For each row, whether it is of this key, as canonical bytes would say: any NaN is the same, and -0.0 is 0.0."""
         names = key_columns(self.key_type)
         candidates: Any = None
         for name, member in zip(names, self.value if self.key_type.is_tuple else (self.value,), strict=True):
