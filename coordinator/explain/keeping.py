@@ -60,8 +60,12 @@ class Keeping:
         self._expiry: Expiry | None = None
         self._timeout_ms = 0
         self._looked_at: int | None = None
+        self._looked_ms: int | None = None
+        """When the last look was taken, monotonic."""
         self._failed_ms: int | None = None
-        """When a failed one was explained last, or one that was about to expire was looked at, monotonic."""
+        """When a failed one was explained last, or one that is about to expire was looked at, monotonic."""
+        self._failed_before_ms: int | None = None
+        """The same before the last look."""
         self._slow_ms: int | None = None
 
     def watch(self, expiry: Expiry | None, timeout_ms: int) -> None:
@@ -74,8 +78,9 @@ class Keeping:
         if expiry is None or expiry.checkpoint_id == self._looked_at:
             return None
         due_ms = expiry.deadline_ms - min(LOOK_AHEAD_MS, int(LOOK_AHEAD_SHARE * self._timeout_ms))
-        if self._failed_ms is not None:
-            due_ms = max(due_ms, self._failed_ms + KEPT_INTERVAL_MS)
+        for last_ms in (self._failed_ms, self._looked_ms):
+            if last_ms is not None:
+                due_ms = max(due_ms, last_ms + KEPT_INTERVAL_MS)
         return due_ms if due_ms < expiry.deadline_ms else None
 
     def advance(self, now_ms: int) -> TakeLook | None:
@@ -83,7 +88,8 @@ class Keeping:
         due_ms, expiry = self.next_deadline_ms(), self._expiry
         if due_ms is None or expiry is None or now_ms < due_ms:
             return None
-        self._looked_at, self._failed_ms = expiry.checkpoint_id, now_ms
+        self._failed_before_ms = self._failed_ms
+        self._looked_at, self._looked_ms, self._failed_ms = expiry.checkpoint_id, now_ms, now_ms
         return TakeLook(expiry.checkpoint_id, expiry.attempt, max(0, expiry.deadline_ms - now_ms))
 
     def ended(self, checkpoint: CheckpointView, usual: Usual, now_ms: int) -> bool:
@@ -91,6 +97,8 @@ class Keeping:
         was_looked_at = checkpoint.checkpoint_id == self._looked_at
         if was_looked_at:
             self._looked_at = None
+            if not has_failed(checkpoint):  # the next one may, and its minute is not used up
+                self._failed_ms = self._failed_before_ms
         if has_failed(checkpoint):
             # Of checkpoints that expire one behind the other, the one is explained that could be looked at, and not the one before.
             at_ms = now_ms - LOOK_AHEAD_MS if checkpoint.failure_reason == FailureReason.EXPIRED else now_ms

@@ -135,6 +135,19 @@ def test_one_that_was_looked_at_is_explained_when_it_ends_however_it_does() -> N
         assert not keeping.ended(ended, usual(), 10_001), "once"
 
 
+@pytest.mark.parametrize("ended", [slow(7), view(number=7), view("FAILED", FailureReason.SUBSUMED, 7)])
+def test_a_look_at_one_that_completes_after_all_leaves_its_minute_to_the_next_that_fails(ended: CheckpointView) -> None:
+    """Checkpoints take longer and longer, until one expires."""
+    keeping = Keeping()
+    keeping.watch(Expiry(7, 2, 20_000), 20_000)
+    assert keeping.advance(15_000) is not None
+    keeping.ended(ended, usual(), 17_000)
+    keeping.watch(Expiry(8, 2, 38_000), 20_000)
+    assert keeping.next_deadline_ms() is None, "looks have a bound of their own"
+    assert keeping.ended(expired(8), usual(), 38_000)
+    assert not keeping.ended(expired(9), usual(), 58_000)
+
+
 def test_looks_are_bounded_as_explanations_are() -> None:
     keeping = Keeping()
     looks = []
