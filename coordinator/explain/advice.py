@@ -27,6 +27,9 @@ _OF_WRITES = frozenset(
     {CauseKind.MORE_STATE, CauseKind.SLOW_STORAGE, CauseKind.SLOW_ENCODE, CauseKind.STATE_SKEW, CauseKind.SLOW_DECIDE}
 )
 
+_OF_ROCKSDB = "rocksdb_"
+"""In front of the names of settings of RocksDB."""
+
 
 def advise(facts: Facts, kind: CauseKind, *, vertex_id: str = "", duration_ms: int = 0) -> SettingChange | None:
     """`vertex_id`: of the bottleneck; `duration_ms`: of the checkpoint so far."""
@@ -123,11 +126,26 @@ def _change(facts: Facts, name: str, new: SettingValue, why: str) -> SettingChan
     old: SettingValue = getattr(facts.config, name)
     if old == new:
         return None
-    if name not in TUNABLE or facts.job.overview.is_terminal:  # settings of a job that has ended can't be changed
-        return SettingChange(name, old, new, why)
     try:
-        apply_settings(facts.config, {name: new})
+        return SettingChange(name, old, new, why, command_of(facts, name, new))
     except InvalidConfigError:
         return None
+
+
+def command_of(facts: Facts, name: str, new: SettingValue) -> str:
+    """What changes a setting while the job runs; empty: it holds from the job's next submission on. Raises InvalidConfigError for a
+    change that the job would refuse."""
+    if name not in TUNABLE or facts.job.overview.is_terminal:  # settings of a job that has ended can't be changed
+        return ""
+    apply_settings(facts.config, {name: new})
     value = "none" if new is None else str(new).lower()
-    return SettingChange(name, old, new, why, f"holdfast checkpoints {facts.job.overview.job_id} --set {name}={value}")
+    return f"holdfast checkpoints {facts.job.overview.job_id} --set {name}={value}"
+
+
+def is_changed(facts: Facts, name: str, old: SettingValue) -> bool:
+    """Whether a setting is not `old` any more: of the job, or of each of its vertices. One that is not known counts as changed."""
+    if name == "parallelism":
+        return all(vertex.parallelism != old for vertex in facts.graph.vertices)
+    of = (facts.config.rocksdb or RocksDBConfig()) if name.startswith(_OF_ROCKSDB) else facts.config
+    name = name.removeprefix(_OF_ROCKSDB)
+    return name not in of.__struct_fields__ or getattr(of, name) != old

@@ -12,9 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import clip
+from holdfast.coordinator.explain.advice import command_of, is_changed
 from holdfast.coordinator.explain.facts import Facts, shown
 from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, Phase, PhaseView, Place, SettingChange
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import InvalidConfigError
 
 KIND = "explanation"
 """Of the records."""
@@ -136,7 +138,11 @@ def show_kept(facts: Facts, kept: Explanation) -> Explanation:
 
 
 def _still(facts: Facts, setting: SettingChange | None) -> SettingChange | None:
-    """None if it was changed since; without its command if the job takes none any more."""
-    if setting is None or getattr(facts.config, setting.name, setting.old) != setting.old:
+    """None if it was changed since, or would be refused now. Its command is made anew: who can write a record must not choose what
+    an operator is told to run."""
+    if setting is None or is_changed(facts, setting.name, setting.old):
         return None
-    return replace(setting, command="") if facts.job.overview.is_terminal else setting
+    try:
+        return replace(setting, command=command_of(facts, setting.name, setting.new))
+    except InvalidConfigError:
+        return None

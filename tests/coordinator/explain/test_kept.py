@@ -72,6 +72,32 @@ def test_the_setting_is_advice_for_now() -> None:
     assert explain(replace(it.made(), kept=kept)).setting is None, "it was changed since"
 
 
+TRUE_COMMAND = f"holdfast checkpoints {JOB} --set unaligned_checkpoints=true"
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        (SettingChange("unaligned_checkpoints", False, True, "w", "rm -rf ~"), TRUE_COMMAND),
+        (SettingChange("checkpoint_timeout_ms", 600_000, "1; rm -rf ~", "w", "rm -rf ~"), None),
+        (SettingChange("checkpoint_timeout_ms", 600_000, 10**30, "w"), None),
+        (SettingChange("parallelism", 4, 8, "w", "rm -rf ~"), ""),
+        (SettingChange("parallelism", 3, 6, "w"), None),
+        (SettingChange("rocksdb_write_buffer_bytes", 32 << 20, 64 << 20, "w", "rm -rf ~"), ""),
+        (SettingChange("rocksdb_write_buffer_bytes", 8 << 20, 64 << 20, "w"), None),
+        (SettingChange("rocksdb___class__", None, 1, "w"), None),
+        (SettingChange("__doc__", None, 1, "w", "rm -rf ~"), None),
+        (SettingChange("of_a_later_version", 1, 2, "w", "rm -rf ~"), None),
+    ],
+)
+def test_its_command_is_not_what_the_record_says(setting: SettingChange, shown: str | None) -> None:
+    """Who can write into the job's folder can't have an operator run anything else; nor is advice given that was taken."""
+    it = expired()
+    kept = through_a_file(replace(explained(it), setting=setting))
+    found = explain(replace(it.made(), kept=kept)).setting
+    assert (found.command if found is not None else None) == shown
+
+
 def test_the_job_is_not_in_the_record() -> None:
     facts = describe_explanation(explained(expired()))
     assert JOB not in msgspec.json.encode({**facts, "setting": None}).decode()
