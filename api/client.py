@@ -179,7 +179,8 @@ class RestClient:
         """What happened to a job, oldest first: `records`, each with `epoch`, `number`, `at_ms`, `kind` and `facts`; `gaps` and
         `damage`, which are left out; `next`, the `after` of the next page, and whether there is `more`.
 
-        `kinds`: only these (leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill).
+        `kinds`: only these (leader, state, failure, restart, initialized, first_record, checkpoint, explanation, request, label,
+        drill).
         `newest`: the last `limit` records, in front of `before` if given; `since` is then the `before` of the page in front of
         them, empty if nothing is."""
         query = {"after": after, "kinds": ",".join(kinds), "limit": limit, "newest": str(newest).lower(), "before": before}

@@ -188,8 +188,8 @@ def history(
         str,
         typer.Option(
             "--kinds",
-            help="Only these, with commas: leader, state, failure, restart, initialized, first_record, checkpoint, request, label, "
-            "drill.",
+            help="Only these, with commas: leader, state, failure, restart, initialized, first_record, checkpoint, explanation, "
+            "request, label, drill.",
         ),
     ] = "",
     after: Annotated[

@@ -28,7 +28,8 @@ class HistoryRecord(schemas.Record):
     """Consecutive within the epoch."""
     at_ms: int
     kind: str
-    """leader, state, failure, restart, initialized, first_record, checkpoint, request, label, drill; others may follow."""
+    """leader, state, failure, restart, initialized, first_record, checkpoint, explanation, request, label, drill; others may
+    follow."""
     facts: dict[str, Any]
 
 

@@ -142,15 +142,13 @@ class _Found:
     last: Position | None = None
     """Of the last record that was looked at, or the last place of an unreadable one."""
     is_closed: bool = True
-    """The leader of `last` recorded its end."""
-    has_ended: bool = False
-    """As `is_closed`, of records that were looked at."""
+    """The leader of `last` recorded its end, or nothing that was looked at says."""
 
     def note(self, entry: Line | str) -> None:
-        """A record was looked at. A checkpoint that ended with the job is explained behind the job's end."""
+        """A record was looked at. A checkpoint that ended with the job is explained behind the job's end, in a file of its own as a
+        rule: who begins to read there is told of no gap."""
         if not (isinstance(entry, Line) and entry.kind == "explanation"):
-            self.has_ended = _is_last(entry)
-        self.is_closed = self.has_ended
+            self.is_closed = _is_last(entry)
 
 
 def read_history(paths: JobPaths, query: HistoryQuery, now_ms: int) -> Flow[HistoryPage]:
@@ -284,7 +282,7 @@ def _take(
         if query.after is None or query.after < place:
             found.damage.append(HistoryDamage(path, 0, f"larger than {_FILE_BYTES_MAX} bytes"))
             _note_gap(found, place)
-            found.last, found.is_closed, found.has_ended = place, False, False
+            found.last, found.is_closed = place, False
         return True
     for number, line, entry in place_lines(content, first):
         place = Position(epoch, number)

@@ -121,6 +121,19 @@ def test_a_checkpoint_that_ended_with_the_job_is_explained_behind_its_end_and_no
     assert read(storage, after=Position(1, 4)).gaps == (HistoryGap(2, 2, None, None),)
 
 
+def test_an_explanation_in_a_file_of_its_own_behind_the_end_is_no_gap_for_who_begins_there() -> None:
+    """The job's end is written at once, and so is what comes later."""
+    storage = DictStorage()
+    put(storage, 1, 1, lines(1, 2) + ended(3))
+    put(storage, 1, 4, lines(4, 1, kind="explanation"))
+    put(storage, 2, 1, lines(1, 1))
+    assert read(storage).gaps == ()
+    assert read(storage, after=Position(1, 4)).gaps == ()
+    assert read(storage, after=Position(1, 3)).gaps == ()
+    for limit in (1, 2, 3):
+        assert read(storage, newest=True, limit=limit).gaps == ()
+
+
 def test_lost_records_show_as_gaps() -> None:
     storage = DictStorage()
     put(storage, 2, 4, lines(4, 2))  # 1 to 3 went to make room
