@@ -73,7 +73,7 @@ class JobExplanations:
         post: Callable[[Callable[[], None]], None],
         record: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """`post`: as of JobHistory. `record`: called in a turn with the facts of an explanation."""
+        """`post`: `offer` of JobHistory. `record`: called in a turn with the facts of an explanation."""
         self._explainer = explainer
         self._clock = clock
         self._post = post

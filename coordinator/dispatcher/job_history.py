@@ -49,11 +49,13 @@ class JobHistory:
         runner: FlowRunner,
         clock: Clock,
         post: Callable[[Callable[[], None]], None],
+        offer: Callable[[Callable[[], None]], None],
         feed: HistoryFeed | None = None,
         explainer: Explainer | None = None,
     ) -> None:
-        """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it. `feed`: gets each record
-        as it is made. `explainer`: explains checkpoints when they end; None: nobody does."""
+        """`post`: has the job's thread call a function in a turn; once no turn follows, nothing calls it. `offer`: likewise, but it
+        never waits: where there is no room, nothing calls it. `feed`: gets each record as it is made. `explainer`: explains
+        checkpoints when they end; None: nobody does."""
         self._setup = setup
         self._feed = feed
         self._runner = runner
@@ -63,7 +65,7 @@ class JobHistory:
         self._writer = HistoryWriter(JobPaths(setup.job_id), setup.epoch)
         self._is_failing = False
         self._is_broken = False
-        self._explanations = JobExplanations(explainer, clock, post, self._explained) if explainer is not None else None
+        self._explanations = JobExplanations(explainer, clock, offer, self._explained) if explainer is not None else None
 
     def next_deadline_ms(self) -> int | None:
         if self._is_broken:

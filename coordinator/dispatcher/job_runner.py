@@ -104,7 +104,9 @@ class JobMasterRunner:
         self._ended = threading.Event()
         self._failed = False
         self._hooks = hooks
-        self._history = JobHistory(master.setup, runner, clock, self._post_call, feed, explainer) if history else None
+        self._history = (
+            JobHistory(master.setup, runner, clock, self._post_call, self._offer_call, feed, explainer) if history else None
+        )
 
     # ----------------------------------------------------------------------------------------------- from any thread
 
@@ -231,6 +233,16 @@ class JobMasterRunner:
     def _post_call(self, act: Callable[[], None]) -> None:
         if not self._closed:
             self._put(_Call(act))
+
+    def _offer_call(self, act: Callable[[], None]) -> None:
+        """As `_post_call`, of what is not missed: a job that takes no turns keeps nobody of other jobs waiting."""
+        if self._closed:
+            return
+        try:
+            self._inbox.put_nowait(_Call(act))
+        except queue.Full:
+            return
+        self._job_thread.wake()
 
     def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
         """A ticket for a call, or 0 with the Future failed when the service is closed."""

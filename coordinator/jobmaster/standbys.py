@@ -65,6 +65,8 @@ class _Waiting:
 class _Promise:
     numbers: tuple[int, int]
     """Spawn and task attempt with which it is to register."""
+    is_own: bool
+    """It is the launcher's own successor."""
     own_from_ms: int
     """When the launcher's own successor may be ordered in its place."""
     until_ms: int
@@ -128,7 +130,9 @@ class Standbys:
         """Raise FencedError for a worker of another seat that comes late: the slot's own successor was ordered in its place, and
         would supersede it."""
         promise = self._promises.get(message.slot)
-        if promise is not None and message.seat >= 0 and _order(message) < promise.numbers and self._turn.now_ms < promise.until_ms:
+        if promise is None or not promise.is_own or self._turn.now_ms >= promise.until_ms:
+            return
+        if message.seat >= 0 and _order(message) <= promise.numbers:  # a task that Spark repeats may have the next number, too
             text = f"slot {message.slot}: a newer process was ordered to take it"
             raise FencedError(text, held=message.task_attempt, slot=message.slot)
 
@@ -176,7 +180,7 @@ class Standbys:
         holder = slot.holder
         if holder is not None and (holder.seat >= 0 or _order(holder) >= _order(message)):
             return
-        self._promise(slot, waiting, message.spawn, message.task_attempt, message.launch_token)
+        self._promise(slot, waiting, message.spawn, message.task_attempt, message.launch_token, is_own=True)
 
     def _own_from_ms(self, seat: int) -> int:
         promise = self._promises.get(seat)
@@ -192,10 +196,12 @@ class Standbys:
         token = launch_token(setup.launch_key, job_id=setup.job_id, submission=setup.submission, slot=slot.index, spawn=gone.spawn)
         self._promise(slot, waiting, gone.spawn, gone.task_attempt + 1, token)
 
-    def _promise(self, slot: Slot, waiting: _Waiting, spawn: int, task_attempt: int, token: str) -> None:
+    def _promise(
+        self, slot: Slot, waiting: _Waiting, spawn: int, task_attempt: int, token: str, *, is_own: bool = False
+    ) -> None:
         order = StandbyOrder(self._setup.epoch, slot.index, spawn, task_attempt, token)
         now_ms = self._turn.now_ms
-        self._promises[slot.index] = _Promise((spawn, task_attempt), now_ms + OWN_WAIT_MS, now_ms + PROMISE_MS)
+        self._promises[slot.index] = _Promise((spawn, task_attempt), is_own, now_ms + OWN_WAIT_MS, now_ms + PROMISE_MS)
         self._answer(waiting, order)
         del self._waiting[waiting.message.seat]
 

@@ -134,8 +134,9 @@ class Diagnosis:
 
 
 def _kept(entries: Sequence[HistoryEntry], number: int) -> Explanation | None:
-    """Its explanation among the records of a history."""
-    recalled = (recall_explanation(entry.facts) for entry in entries if entry.kind == KIND)
+    """Its explanation among the records of a history, of the leader that recorded how it ended."""
+    epochs = {entry.epoch for entry in entries if entry.kind == "checkpoint" and entry.facts.get("id") == number}
+    recalled = (recall_explanation(entry.facts) for entry in entries if entry.kind == KIND and entry.epoch in epochs)
     return next((each for each in recalled if each is not None and each.checkpoint_id == number), None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import time
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 WAITING_MAX = 64
 """Looks and checkpoints of all jobs that wait to be handled; each holds a job's view."""
 
+WAITED_MAX_S = 8.0
+"""How long one waits for those in front of it: who reads a history looks for an explanation a few seconds behind its checkpoint."""
+
 
 class EndedCheckpointExplainer:
     """Implements `Explainer`. Thread-safe; `watch` is the body of its thread."""
@@ -47,7 +51,8 @@ class EndedCheckpointExplainer:
         self._put(lambda: self._ask(look))
 
     def explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None]) -> None:
-        self._put(lambda: self._explain(ended, explained))
+        asked_s = time.monotonic()
+        self._put(lambda: self._explain(ended, explained, asked_s))
 
     def _put(self, act: Callable[[], None]) -> None:
         try:
@@ -74,7 +79,10 @@ class EndedCheckpointExplainer:
         samples = max(1, min(LOOKS, look.left_ms // (2 * LOOK_INTERVAL_MS)))  # with the attempt's end an answer is void
         look.asked = ask_for_stacks(self._questions, situation, samples)
 
-    def _explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None]) -> None:
+    def _explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None], asked_s: float) -> None:
+        if time.monotonic() - asked_s > WAITED_MAX_S:
+            logger.info("checkpoint %d has waited too long to be explained", ended.checkpoint.checkpoint_id)
+            return
         situation = replace(self._situation(ended.published), checkpoint=ended.checkpoint)
         if ended.look is not None:
             situation = replace(situation, looks=answers_of(ended.look.asked, attempt=ended.look.attempt))

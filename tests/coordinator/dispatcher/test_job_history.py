@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -182,7 +183,10 @@ def test_record_of_a_checkpoint_says_when_all_subtasks_knew_of_the_one_before(mo
             self.facts.append(msgspec.json.decode(record.line)["facts"])
 
     rig = Rig().run()
-    kept = JobHistory(rig.setup, cast(Any, None), SteppedClock(), lambda act: act(), cast(HistoryFeed, Feed()))
+    def now(act: Callable[[], None]) -> None:
+        act()
+
+    kept = JobHistory(rig.setup, cast(Any, None), SteppedClock(), now, now, cast(HistoryFeed, Feed()))
     rig.checkpoint()
     kept.turned(rig.master, [])
     silent = rig.acks

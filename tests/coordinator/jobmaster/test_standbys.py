@@ -239,11 +239,12 @@ def test_a_worker_that_is_started_anew_does_not_wait_long_for_one_that_died_with
     assert rig.order(own) == StandbyOrder(1, 1, 2, 7)
 
 
-def test_one_that_comes_late_is_not_let_in_to_be_superseded(rig: Seats) -> None:
+@pytest.mark.parametrize("numbers", [(2, 7), (1, 1)], ids=["the driver's next", "the same, which Spark repeats at once"])
+def test_one_that_comes_late_is_not_let_in_to_be_superseded(rig: Seats, numbers: tuple[int, int]) -> None:
     """The slot's own successor was ordered in its place; if that does not come either, it may."""
     rig.stands_by(2)
     rig.die(1)
-    rig.stands_by(1, spawn=2, task_attempt=7)
+    rig.stands_by(1, spawn=numbers[0], task_attempt=numbers[1])
     rig.pass_time(OWN_WAIT_MS)
     late: dict[str, Any] = {"spawn": 1, "task_attempt": 1, "nonce": "s2", "seat": 2, "seat_spawn": 1}
     with pytest.raises(FencedError, match="newer process was ordered"):
