@@ -165,11 +165,10 @@ class RestartsChecker(Checker):
                 self._deployed(deployment.attempt, epoch, observation.at_ms)
             case Led():
                 self._led(observation)
-            case Lifecycle():
+            case Lifecycle() | FaultBegan():
                 for awaited in self._awaited.values():
-                    awaited.ready_ms = None  # its leader, or a worker, may have been away
-            case FaultBegan(kind="clock_jump"):
-                self._clocks_jumped = True
+                    awaited.ready_ms = None  # its leader, or a worker or its stream, may be away, and back before the next look
+                self._clocks_jumped |= isinstance(observation, FaultBegan) and observation.kind == "clock_jump"
             case _:
                 pass
 

@@ -130,7 +130,7 @@ def test_what_is_not_the_users_may_restart_at_once(pause_ms: int) -> None:
     assert job.violations == []
 
 
-@pytest.mark.parametrize("wait", ["workers", "preparation", "an undecided id", "its process", "a leader that sleeps"])
+@pytest.mark.parametrize("wait", ["workers", "preparation", "an undecided id", "its process", "a stream", "a leader that sleeps"])
 def test_a_deployment_that_has_to_wait_is_not_too_late(wait: str) -> None:
     job = Restarting()
     job.is_ready = wait != "workers"
@@ -143,6 +143,10 @@ def test_a_deployment_that_has_to_wait_is_not_too_late(wait: str) -> None:
         job.wait(100)
         job.now_ms = 5_000
         job.tell(Lifecycle(job.now_ms, "coordinator-1", "coordinator", "resumed"))
+    elif wait == "a stream":  # it is open again before the checker looks
+        job.wait(90)
+        job.tell(FaultBegan(job.now_ms, 0, "break_stream"))
+        job.now_ms = 130
     else:
         job.wait(5_000)
     job.deploy()
