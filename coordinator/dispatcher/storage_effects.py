@@ -349,7 +349,8 @@ class StorageEffects:
             existing = yield from write_attempt(self._paths, record)
             yield from check_leadership(self._paths, identity.epoch)
             if existing.nonce != record.nonce:
-                return job_events.AttemptTaken(action.attempt)
+                is_same = existing.submission == identity.submission
+                return job_events.AttemptTaken(action.attempt, existing.restarts if is_same else 0)
             states: AssignedState = {}
             finished: frozenset[str] = frozenset()
             in_flight: dict[SubtaskKey, InFlightRestore] = {}

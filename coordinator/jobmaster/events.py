@@ -204,6 +204,8 @@ class AttemptTaken(msgspec.Struct, frozen=True):
     """An older leader has recorded the number: the next one is taken."""
 
     attempt: int
+    restarts: int = 0
+    """Failovers of the same submission that the record counts."""
 
 
 class AttemptDelayed(msgspec.Struct, frozen=True):

@@ -335,7 +335,7 @@ class JobMaster:
             case job_events.AttemptPrepared():
                 self.lifecycle.next.prepared(event)
             case job_events.AttemptTaken():
-                self.lifecycle.next.taken(event)
+                self.lifecycle.taken(event)
             case job_events.AttemptDelayed():
                 if not self.lifecycle.next.delayed(event):
                     self.lifecycle.impossible(HoldfastError(event.message))

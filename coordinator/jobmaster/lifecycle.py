@@ -324,6 +324,11 @@ class Lifecycle:
         if error is not None:
             self.impossible(error)
 
+    def taken(self, event: job_events.AttemptTaken) -> None:
+        """An older leader has recorded the number of the next attempt."""
+        self.backoff.count_on(event.restarts)
+        self.next.taken(event)
+
     # -------------------------------------------------------------------------------------------------------- advance
 
     def advance(self) -> None:

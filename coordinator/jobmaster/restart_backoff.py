@@ -50,6 +50,10 @@ class RestartBackoff:
         if progressed:
             self.progressed()
 
+    def count_on(self, restarts: int) -> None:
+        """An older leader, which did not know yet that it was replaced, counted so many: a failure that it saw counts, too."""
+        self.restarts = max(self.restarts, restarts)
+
     def restart_delay_ms(self, failure: Failure, *, same_failure: bool, now_ms: int) -> int | None:
         """Count a failover; the pause before the next attempt, or None if the strategy allows none.
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.barriers.jobgraph import RestartStrategy
 from holdfast.barriers.messages import ShutdownWorker, TaskState
+from holdfast.coordinator.ha.records import AttemptRecord, decode_record, encode_record
 from holdfast.coordinator.jobmaster.failover import Failure, is_final, is_of_user_code
 from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
+from holdfast.statebackends.layout import JobPaths
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
+
+PATHS = JobPaths(JOB)
 
 FINAL = [
     "InvalidConfigError",
@@ -149,3 +154,17 @@ def test_final_failure_of_a_stale_attempt_changes_nothing() -> None:
     assert rig.master.lifecycle.attempt == 2
     rig.report(1, 1, TaskState.FAILED, "FencedError: attempt 2 commits, this is 1")
     assert rig.state == "RUNNING"
+
+
+@pytest.mark.parametrize(("submission", "restarts"), [(1, 3), (2, 1)], ids=["of the same submission", "of another one"])
+def test_restarts_that_an_older_leader_counted_count(submission: int, restarts: int) -> None:
+    """It did not know that it was replaced, and put the attempt behind a failure on record that was reported to it alone."""
+    rig = Rig().run()
+    known = decode_record(AttemptRecord, rig.storage.files[PATHS.attempt(1)], "1")
+    late = replace(known, attempt=2, submission=submission, restarts=3, nonce="older")
+    rig.storage.files[PATHS.attempt(2)] = encode_record(late)
+    rig.report(0, 1, TaskState.FAILED, "ValueError: no")
+    rig.heartbeat(0)
+    rig.heartbeat(1)
+    assert (rig.master.lifecycle.next.number, rig.restarts) == (3, restarts)
+    assert decode_record(AttemptRecord, rig.storage.files[PATHS.attempt(3)], "3").restarts == restarts
