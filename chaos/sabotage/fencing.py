@@ -168,8 +168,11 @@ SABOTAGES = (
             Mutant(CheckpointCoordinator, "_abort_all", _leaves_old_attempt_pending),
             Mutant(CheckpointCoordinator, "is_quiet", _does_not_wait),
         ),
-        workloads=("counter",),
-        plan=(Fault("pause_worker", "worker-0", at_ms=500, duration_ms=2_500),),
+        workloads=("windows",),
+        plan=(
+            throughout("delay", "acks", amount=400, probability=0.3),
+            *(Fault("user_error", at_ms=ms) for ms in (400, 700, 1_000)),
+        ),
     ),
     Sabotage(
         "foreign_decline",

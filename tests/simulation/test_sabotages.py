@@ -255,7 +255,7 @@ SCENES = {
     "erased_in_one_subtask": Scene("forgetting"),
     "unpurged_tables": Scene("forgetting", backend="rocksdb"),
     "reused_id": Scene("counter", (COORDINATOR_DIES,)),
-    "stale_acks": Scene("counter", (at(500, "pause_worker", "worker-0", duration_ms=2_500),), 20),
+    "stale_acks": drawn("stale_acks", first=1),
     "loser_goes_on": Scene("counter", (Fault("old_leader_wakes", on="coordinator.PutIfAbsent.metadata", nth=3, duration_ms=800),)),
     "unsettled_takeover": Scene("counter", (Fault("kill_coordinator", on="coordinator.send.trigger", nth=4, amount=1),)),
     "exact_commit": Scene("counter", (SAVEPOINT,)),
