@@ -110,7 +110,7 @@ def found(backend: HeapKeyedBackend) -> dict[Any, Any]:
 
 
 def write(backend: HeapKeyedBackend, what: str, number: int, namespace: bytes, *, in_flight: bool) -> None:
-    """`in_flight`: some snapshot is."""
+    """`in_flight`: a snapshot is that has all values as they are."""
     match what:
         case "update":
             backend.get_state(COUNT, namespace).update(number)
@@ -208,20 +208,25 @@ class SideBySide:
         self.number = 0
         self.pending: list[tuple[int, int | None, list[Any], dict[Any, Any]]] = []
         self.completed: dict[int, tuple[list[Any], dict[Any, Any]]] = {}
+        self.is_frozen = False
+        """The newest snapshot is in flight, and nothing was written since."""
         self.pass_time(0)
 
     def take(self, what: str, argument: Any) -> None:
         match what:
             case "single" | "batch":
+                self.is_frozen = self.is_frozen and bool(self.pending) and all(kind in ("look", "read") for kind, *_ in argument)
                 for one in self.both:
                     (self.single if what == "single" else self.batch)(one.backend, argument)
             case "barrier" if len(self.pending) < 3:
                 self.number += 1
                 base = max(self.completed, default=None) if argument else None
                 self.pending.append((self.number, base, [one.backend.snapshot(self.number) for one in self.both], self.alike()))
+                self.is_frozen = True
             case "finish" if self.pending:
                 self.finish(argument)
             case "abandon" if self.pending:
+                self.is_frozen = False
                 for each in self.pending.pop()[2]:
                     each.release()
             case "restore" if self.completed:
@@ -236,7 +241,7 @@ class SideBySide:
     def single(self, backend: HeapKeyedBackend, writes: Any) -> None:
         for kind, key, number, namespace in writes:
             select(backend, self.keys[key])
-            write(backend, kind, number, namespace, in_flight=bool(self.pending))
+            write(backend, kind, number, namespace, in_flight=self.is_frozen)
 
     def batch(self, backend: HeapKeyedBackend, writes: Any) -> None:
         names = [self.keys[key] for _, key, _, _ in writes]
@@ -244,7 +249,7 @@ class SideBySide:
         for (kind, key, number, namespace), *selected in zip(writes, *course.columns, strict=True):
             for name, value in zip(course.names, selected, strict=True):
                 assign(course.target, name, value)
-            write(backend, kind, number, namespace, in_flight=bool(self.pending))
+            write(backend, kind, number, namespace, in_flight=self.is_frozen)
             if number == 3:
                 assert backend.current_key[0] == backend.key_type.encode(self.keys[key])
         assert backend.current_key == (backend.key_type.encode(names[-1]), backend.key_type.key_group(names[-1], GROUPS))
