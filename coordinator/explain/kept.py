@@ -29,6 +29,7 @@ _NAMED_BYTES_MAX = 256
 
 _PHASES, _CAUSES = frozenset(Phase), frozenset(CauseKind)
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+_Text = Annotated[str, msgspec.Meta(max_length=TEXT_BYTES_MAX)]
 
 
 class _Phase(msgspec.Struct, frozen=True):
@@ -41,17 +42,17 @@ class _Phase(msgspec.Struct, frozen=True):
 
 class _Cause(msgspec.Struct, frozen=True):
     kind: str
-    text: str
+    text: _Text
     place: Place | None = None
 
 
 class _Kept(msgspec.Struct, frozen=True):
     id: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    subject: str
-    summary: str
+    subject: _Text
+    summary: _Text
     explained_ms: _Number
-    causes: Annotated[tuple[_Cause, ...], msgspec.Meta(min_length=1)]
-    phases: tuple[_Phase, ...] = ()
+    causes: Annotated[tuple[_Cause, ...], msgspec.Meta(min_length=1, max_length=CAUSES_MAX)]
+    phases: Annotated[tuple[_Phase, ...], msgspec.Meta(max_length=4 * len(Phase))] = ()
     setting: SettingChange | None = None
     compared: _Number = 0
 

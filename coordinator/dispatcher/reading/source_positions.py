@@ -37,13 +37,17 @@ PARTS_MAX = 64
 """Files of one source's state; small state lies in `_metadata`."""
 
 
-def read_positions(checkpoint_id: int, folder: str, uids: frozenset[str]) -> Flow[SnapshotPositions]:
-    """Where the sources of these uids stand in the snapshot in a folder. Raises CorruptStateError, ObjectMissingError if it is
-    gone."""
+def read_positions(
+    checkpoint_id: int, folder: str, uids: frozenset[str], known: SnapshotPositions | None = None
+) -> Flow[SnapshotPositions]:
+    """Where the sources of these uids stand in the snapshot in a folder. `known`: what was read of it before, which holds as
+    long as it is there: nothing is read again. Raises CorruptStateError, ObjectMissingError if it is gone."""
     path = metadata_path(folder)
     size: int | None = yield StatFile(path)
     if size is None:
         raise ObjectMissingError(f"there is no snapshot at {folder}", path=path)
+    if known is not None:
+        return known
     if size > METADATA_BYTES_MAX:
         return SnapshotPositions(checkpoint_id, {})
     metadata = decode_metadata((yield from read_metadata_file(path)), path)
@@ -147,8 +151,12 @@ class SourcePositions:
     def _read(self, job_id: str, wanted: Wanted) -> None:
         cut = wanted.cut
         folder = cut.location.removeprefix(f"{self._root.rstrip('/')}/")
+        with self._lock:
+            known = self._known.get(job_id)
+        if known is not None and (known.checkpoint_id != cut.checkpoint_id or known.is_gone):
+            known = None
         try:
-            found = run_flow(read_positions(cut.checkpoint_id, folder, wanted.uids), self._storage)
+            found = run_flow(read_positions(cut.checkpoint_id, folder, wanted.uids, known), self._storage)
         except CorruptStateError as error:
             logger.info("job %s: the positions of its sources can't be read: %s", job_id, error)
             found = SnapshotPositions(cut.checkpoint_id, {})

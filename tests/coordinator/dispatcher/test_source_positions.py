@@ -154,7 +154,13 @@ def test_a_snapshot_of_an_ended_job_is_looked_for_anew_and_told_as_gone(
     there = told()
     assert there is not None
     assert not there.is_gone
-    changes = positions.changes
+    changes, storage = positions.changes, positions._storage._default
+    assert isinstance(storage, CountingStorage)
+    wait_until(lambda: not positions._wanted, lambda: None)
+    looked = len(storage.threads)
+    told()
+    wait_until(lambda: len(storage.threads) > looked, lambda: None)
+    assert len(storage.threads) == looked + 1, "it is looked for, and not read again"
     Path(cut.location, "_metadata").rename(tmp_path / "aside")
     wait_until(lambda: told() == SnapshotPositions(7, {}, is_gone=True), lambda: None)
     (tmp_path / "aside").rename(Path(cut.location, "_metadata"))

@@ -145,6 +145,10 @@ GOOD: dict[str, Any] = {
         {"explained_ms": 2**70},
         {"phases": [{"phase": "sync", "longest_ms": "long"}]},
         {"setting": {"name": 1}},
+        {"summary": "x" * 2_049},
+        {"causes": [{"kind": "expired", "text": "x" * 2_049}]},
+        {"causes": [{"kind": "expired", "text": "x"}] * 17},
+        {"phases": [{"phase": "sync", "longest_ms": 1}] * 1_000},
     ],
 )
 def test_a_record_of_another_shape_is_no_explanation(change: dict[str, Any]) -> None:
