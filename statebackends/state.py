@@ -382,7 +382,8 @@ DESCRIPTORS = (
 
 
 class ValueState(Protocol[V]):
-    """One value for the current key. A changed mutable value must be passed to `update()`; otherwise the change may be lost."""
+    """One value for the current key. A changed mutable value must be passed to `update()`; otherwise the change may be lost.
+    An object that is stored twice (under two keys, in two elements) is two values once a checkpoint or a restore has copied it."""
 
     @overload
     def value(self) -> V | None: ...

@@ -128,7 +128,9 @@ def write(backend: HeapKeyedBackend, what: str, number: int, namespace: bytes, *
             backend.get_state(MEAN, namespace).add(number)
         case "append":
             backend.get_state(SEEN, namespace).add(str(number))
-            backend.get_state(TRACES, namespace).add_all([Visit(number, ["x"])] * number)
+            backend.get_state(TRACES, namespace).add_all(
+                [Visit(number, ["x"]) for _ in range(number)]  # an object that is in a list twice is two once it was copied
+            )
         case "replace":
             seen = backend.get_state(SEEN, namespace)
             seen.update(seen.get()[number:])
