@@ -323,7 +323,8 @@ def measure_dashboards(seconds: float, rounds: int) -> Row:
 
     What the viewers' own process takes of a core is told beside it (`viewers_cores`): it may share one with whoever acknowledges,
     and that is no cost of the sidecar."""
-    alone, beside = [], []
+    alone: list[float] = []
+    beside: list[float] = []
     with serving() as sidecar, speaking(sidecar, 4) as (_, watched, _speakers):
         idle = _cores(sidecar, seconds)
         with looking(sidecar, watched, DASHBOARDS) as watching:

@@ -35,7 +35,7 @@ from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import StateSerializer
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, encode_metadata
 from holdfast.statebackends.snapshot.parts import write_part
-from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyBatch, KeyedRows
+from holdfast.statebackends.snapshot.rows import ROWS_PER_BATCH, KeyedRows
 from holdfast.statebackends.snapshot.tables import TableFormat, encode_keyed_table
 from holdfast.statebackends.state import ValueStateDescriptor
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -119,7 +119,7 @@ def make(folder: Path, keys: int, table_format: Format) -> None:
     (folder / "job/chk-1" / METADATA_NAME).write_bytes(encode_metadata(metadata))
 
 
-def _chunks(groups: KeyGroupRange, keys: int, rows: int) -> Iterator[KeyBatch]:
+def _chunks(groups: KeyGroupRange, keys: int, rows: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
     """The keys of some key groups, with random values."""
     noise = np.random.default_rng(groups.start)
     for first in range(0, keys, ROWS_PER_BATCH):

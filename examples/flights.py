@@ -95,7 +95,7 @@ class DelayRecords(hf.ProcessFunction):
 
 def build(flights: Any, folder: Path, url: str, parallelism: int, *, each_worker: bool = False) -> hf.Environment:
     """The whole job: one DataFrame in, two exactly-once Parquet sinks out."""
-    patience = {"heartbeat_interval_ms": 500, "heartbeat_timeout_ms": HUNG_AFTER_MS} if each_worker else {}
+    patience: dict[str, Any] = {"heartbeat_interval_ms": 500, "heartbeat_timeout_ms": HUNG_AFTER_MS} if each_worker else {}
     seconds = EACH_WORKER_SECONDS if each_worker else RUN_SECONDS
     env = hf.Environment(
         "flights",

@@ -13,14 +13,13 @@ import msgspec
 
 from holdfast.api.events.follower import Told
 from holdfast.barriers.messages import clip
-from holdfast.coordinator.history.records import KINDS as RECORDED
-from holdfast.coordinator.history.records import HistoryEntry
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind
 
 MEDIA_TYPE = "application/cloudevents+json"
 TEXT_BYTES_MAX = 2_048
 """Bytes of one text in an event."""
 
-KINDS = (*RECORDED, "gap")
+KINDS = (*RecordKind, "gap")
 """Of records, and so of events."""
 
 _STAY_IN_HISTORY = frozenset({"vertices", "slowest", "missing", "phases"})

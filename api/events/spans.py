@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.barriers.messages import clip
 from holdfast.coordinator.history.feed import FedRecord
-from holdfast.coordinator.history.records import Line
+from holdfast.coordinator.history.records import Line, RecordKind
 from holdfast.statebackends.decoding import decode_json
 
 SCOPE = "org.apache.flink.runtime.checkpoint.CheckpointStatsTracker"
@@ -56,17 +56,17 @@ class SpanDeriver:
         facts = line.facts
         about: dict[str, Value] = {"jobId": record.job_id, "jobName": record.job_name}
         match line.kind:
-            case "checkpoint" if "triggered_ms" in facts:
+            case RecordKind.CHECKPOINT if "triggered_ms" in facts:
                 return self._checkpoint(record.job_id, facts, about)
-            case "restart":
+            case RecordKind.RESTART:
                 replayed = facts.get("replayed")
                 self._begun[record.job_id] = _Begun(
                     line.at_ms, int(facts["attempt"]), int(facts["checkpoint_id"]), None if replayed is None else int(replayed)
                 )
                 _trim(self._begun)
-            case "initialized":
+            case RecordKind.INITIALIZED:
                 return self._initialized(record.job_id, line.at_ms, about, "")
-            case "failure":
+            case RecordKind.FAILURE:
                 return self._initialized(record.job_id, line.at_ms, about, clip(str(facts.get("error", "")), TEXT_BYTES_MAX))
             case _:
                 pass

@@ -22,12 +22,11 @@ from benchmarks.connectors.measuring import REPEATS, Row, Timed, alternating, co
 from benchmarks.harness import Bench
 from benchmarks.jobs import environment
 from holdfast.barriers.sinks.log import StagedFile
-from holdfast.barriers.sinks.staged import CommitPosition
+from holdfast.barriers.sinks.staged import CommitPosition, StagedCheckpoint
 from holdfast.operators.connectors.postgres.login import ingest_client
 from holdfast.operators.sinks.files.formats import encode
 from holdfast.operators.sinks.targets.committer import TargetFlows
 from holdfast.operators.sinks.targets.port import TargetPort
-from holdfast.operators.sinks.targets.staging import StagedCheckpoint
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import run_flow
 

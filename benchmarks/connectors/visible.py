@@ -107,10 +107,11 @@ def _seconds(bench: Bench, sink: Any, probe: Probe, count: int, period_s: float)
 def _one(handle: Any, watch: Watch) -> float:
     before = watch.changes
     number = handle.client.trigger_checkpoint(handle.job_id, timeout_s=SEEN_S)
-    seen = wait_until("the rows of a checkpoint", lambda: watch.seen_behind(before), SEEN_S, every_s=POLL_S)
+    seen: float = wait_until("the rows of a checkpoint", lambda: watch.seen_behind(before), SEEN_S, every_s=POLL_S)
     latest = handle.client.checkpoints(handle.job_id)["latest"]["completed"]
     assert latest["id"] == number
-    return float(seen) - (latest["trigger_timestamp"] + latest["end_to_end_duration"]) / 1000
+    decided_ms: int = latest["trigger_timestamp"] + latest["end_to_end_duration"]
+    return seen - decided_ms / 1000
 
 
 class Watch:

@@ -13,11 +13,10 @@ import msgspec
 from holdfast.coordinator.dispatcher.job_explanations import Explainer, JobExplanations
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner
-from holdfast.coordinator.explain.kept import KIND
 from holdfast.coordinator.explain.records import Explanation
 from holdfast.coordinator.history.feed import FedRecord, HistoryFeed
 from holdfast.coordinator.history.recorder import HistoryRecorder, WriteHistory
-from holdfast.coordinator.history.records import describe_checkpoint
+from holdfast.coordinator.history.records import RecordKind, describe_checkpoint
 from holdfast.coordinator.history.store import HistoryWriter
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
@@ -83,7 +82,7 @@ class JobHistory:
         setup = self._setup
         newest = max((entry.checkpoint_id for entry in setup.completed), default=0)
         facts = {"submission": setup.submission, "attempt": setup.attempt, "newest_checkpoint": newest}
-        self._guarded(lambda: self._record("leader", {**facts, "took_over": not setup.begins}))
+        self._guarded(lambda: self._record(RecordKind.LEADER, {**facts, "took_over": not setup.begins}))
 
     def turned(self, master: JobMaster, notes: Sequence[Note]) -> None:
         """Record what the newest event of the job brought."""
@@ -95,14 +94,14 @@ class JobHistory:
 
     def _explained(self, facts: Mapping[str, Any]) -> None:
         if not self._is_broken:
-            self._guarded(lambda: self._record(KIND, facts))
+            self._guarded(lambda: self._record(RecordKind.EXPLANATION, facts))
 
     def _take(self, master: JobMaster, finished: Mapping[int, CheckpointView], notes: Sequence[Note]) -> None:
         hosts = master.slot_pool.hosts() if finished else {}
         for view in finished.values():
             is_completed = view.status == "COMPLETED"
             notified = master.coordinator.stats.take_notified(view.checkpoint_id) if is_completed else {}
-            self._record("checkpoint", describe_checkpoint(view, hosts, notified))
+            self._record(RecordKind.CHECKPOINT, describe_checkpoint(view, hosts, notified))
         for note in notes:
             if not (isinstance(note, CheckpointFailed) and note.checkpoint_id in finished):
                 self._record(*_told(note))
@@ -166,28 +165,29 @@ class JobHistory:
             logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True, extra=extra)
 
 
-def _told(note: Note) -> tuple[str, Mapping[str, Any]]:
+def _told(note: Note) -> tuple[RecordKind, Mapping[str, Any]]:
     """Kind and facts of a note."""
     facts: dict[str, Any] = msgspec.to_builtins(note)
     match note:
         case StateChanged():
-            return "state", facts
+            return RecordKind.STATE, facts
         case AttemptFailed():
-            return "failure", facts
+            return RecordKind.FAILURE, facts
         case AttemptDeployed():
-            return "restart", facts
+            return RecordKind.RESTART, facts
         case AttemptInitialized():
-            return "initialized", facts
+            return RecordKind.INITIALIZED, facts
         case FirstRecords():
-            return "first_record", facts
+            return RecordKind.FIRST_RECORD, facts
         case CheckpointFailed():  # before its trigger: nothing is known of its tasks
             told = {"id": note.checkpoint_id, "checkpoint_kind": note.kind.value, "status": "FAILED"}
-            return "checkpoint", {**told, "reason": note.reason.value, "message": note.message}
+            return RecordKind.CHECKPOINT, {**told, "reason": note.reason.value, "message": note.message}
         case RequestEnded():
-            return "request", {**{name: value for name, value in facts.items() if name != "kind"}, "request_kind": note.kind.value}
+            told = {name: value for name, value in facts.items() if name != "kind"}
+            return RecordKind.REQUEST, {**told, "request_kind": note.kind.value}
         case LabelChanged():
-            return "label", {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
+            return RecordKind.LABEL, {"id": note.checkpoint_id, "label": note.label, "removed": note.removed}
         case DrillEnded():
-            return "drill", note.facts
+            return RecordKind.DRILL, note.facts
         case _:
             assert_never(note)

@@ -18,9 +18,6 @@ from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, 
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvalidConfigError
 
-KIND = "explanation"
-"""Of the records."""
-
 TEXT_BYTES_MAX = 2_048
 """Of one text. With the bounds below a record has 64 KiB at most, and 3 KiB as a rule."""
 CAUSES_MAX = 16

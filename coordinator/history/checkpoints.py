@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.history.records import HistoryEntry
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind
 from holdfast.coordinator.history.store import list_files, read_file_entries
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import Flow
@@ -22,7 +22,7 @@ LATE_FILES_MAX = 4
 knew."""
 EXPLAINED_WITHIN_MS = 15_000
 """An explanation is recorded so soon behind its checkpoint, or is not looked for: a leader explains one after the other."""
-_KINDS = frozenset({"checkpoint", "failure", "explanation"})
+_KINDS = frozenset({RecordKind.CHECKPOINT, RecordKind.FAILURE, RecordKind.EXPLANATION})
 
 
 def read_checkpoints(paths: JobPaths, checkpoint_id: int | None, count: int) -> Flow[tuple[HistoryEntry, ...]]:
@@ -53,18 +53,18 @@ def _read_later(
 ) -> Flow[list[HistoryEntry]]:
     """What was recorded of a checkpoint behind the file that it is in: the next one tells when it was known."""
     later: list[HistoryEntry] = []
-    ended = next(entry for entry in found if entry.kind == "checkpoint" and entry.facts.get("id") == checkpoint_id)
+    ended = next(entry for entry in found if entry.kind == RecordKind.CHECKPOINT and entry.facts.get("id") == checkpoint_id)
     for name in behind:
         known = (*found, *later)
         has_next = any(number > checkpoint_id for number in _ids(known))
         if has_next and (_is_explained(known, checkpoint_id) or _is_past(known, ended)):
             break
         later += yield from read_file_entries(paths, name, _KINDS)
-    return [entry for entry in later if entry.kind == "explanation" or entry.facts.get("notified")]
+    return [entry for entry in later if entry.kind == RecordKind.EXPLANATION or entry.facts.get("notified")]
 
 
 def _is_explained(entries: Sequence[HistoryEntry], checkpoint_id: int) -> bool:
-    return any(entry.kind == "explanation" and entry.facts.get("id") == checkpoint_id for entry in entries)
+    return any(entry.kind == RecordKind.EXPLANATION and entry.facts.get("id") == checkpoint_id for entry in entries)
 
 
 def _is_past(entries: Sequence[HistoryEntry], ended: HistoryEntry) -> bool:
@@ -93,10 +93,10 @@ def _periodic(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
 
 
 def _ids(entries: Sequence[HistoryEntry]) -> set[int]:
-    told = (entry.facts.get("id") for entry in entries if entry.kind == "checkpoint")
+    told = (entry.facts.get("id") for entry in entries if entry.kind == RecordKind.CHECKPOINT)
     return {each for each in told if isinstance(each, int)}
 
 
 def _completed(entries: Sequence[HistoryEntry], checkpoint_id: int | None) -> int:
-    facts = [entry.facts for entry in entries if entry.kind == "checkpoint" and entry.facts.get("status") == "COMPLETED"]
+    facts = [entry.facts for entry in entries if entry.kind == RecordKind.CHECKPOINT and entry.facts.get("status") == "COMPLETED"]
     return sum(checkpoint_id is None or each.get("id") != checkpoint_id for each in facts)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.coordinator.history.records import HistoryEntry, Position
+from holdfast.coordinator.history.records import HistoryEntry, Position, RecordKind
 
-FAILURE_KINDS = frozenset({"failure", "restart", "first_record"})
+FAILURE_KINDS = frozenset({RecordKind.FAILURE, RecordKind.RESTART, RecordKind.FIRST_RECORD})
 """Records that failures are made of."""
 
 
@@ -65,15 +65,16 @@ def derive_failures(entries: Iterable[HistoryEntry]) -> tuple[FailureView, ...]:
 
 def _take(found: list[FailureView], entry: HistoryEntry) -> None:
     facts, newest = entry.facts, found[-1] if found else None
+    restart = None if newest is None else newest.restart
     match entry.kind:
-        case "failure":
+        case RecordKind.FAILURE:
             found.append(_failure(entry, facts))
-        case "restart" if newest is not None and newest.restart is None:
+        case RecordKind.RESTART if newest is not None and restart is None:
             told = {name: facts[name] for name in ("attempt", "checkpoint_id", "savepoint", "replayed")}
             found[-1] = replace(newest, restart=msgspec.convert({"at_ms": entry.at_ms, **told}, RestartView))
-        case "first_record" if newest is not None and newest.restart is not None and newest.restart.attempt == facts["attempt"]:
+        case RecordKind.FIRST_RECORD if newest is not None and restart is not None and restart.attempt == facts["attempt"]:
             told = {"gap_ms": int(facts["since_failure_ms"]), "heartbeat_ms": int(facts["heartbeat_ms"])}
-            found[-1] = replace(newest, restart=replace(newest.restart, first_record_ms=entry.at_ms, **told))
+            found[-1] = replace(newest, restart=replace(restart, first_record_ms=entry.at_ms, **told))
         case _:
             pass
 

@@ -8,6 +8,7 @@ break a line."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
@@ -30,24 +31,26 @@ LINE_BYTES_MAX = 256 << 10
 """Bytes of one record; a larger one is replaced by one that says so."""
 
 
-KINDS = (
-    "leader",
-    "state",
-    "failure",
-    "restart",
-    "initialized",
-    "first_record",
-    "checkpoint",
-    "explanation",
-    "request",
-    "label",
-    "drill",
-)
-"""What this version records."""
+class RecordKind(StrEnum):
+    """What this version records."""
+
+    LEADER = "leader"
+    STATE = "state"
+    FAILURE = "failure"
+    RESTART = "restart"
+    INITIALIZED = "initialized"
+    FIRST_RECORD = "first_record"
+    CHECKPOINT = "checkpoint"
+    EXPLANATION = "explanation"
+    REQUEST = "request"
+    LABEL = "label"
+    DRILL = "drill"
+
+
 _KIND_BYTES_SHOWN_MAX = 64
 
 
-def parse_kinds(text: str, known: Sequence[str] = KINDS) -> frozenset[str]:
+def parse_kinds(text: str, known: Sequence[str] = tuple(RecordKind)) -> frozenset[str]:
     """Kinds with commas between; none if the text is empty. Raises InvalidConfigError, which names those that there are, for
     another: it would read as one of which nothing has happened."""
     kinds = frozenset(kind.strip() for kind in text.split(",") if kind.strip())
@@ -66,7 +69,7 @@ class Line(msgspec.Struct, frozen=True):
     at_ms: int
     """Wall clock of the leader."""
     kind: str
-    """One of KINDS; others may follow."""
+    """A RecordKind; others may follow."""
     facts: dict[str, Any]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey
-from holdfast.coordinator.history.records import HistoryEntry
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind
 from holdfast.coordinator.views import (
     CheckpointPhases,
     CheckpointView,
@@ -102,7 +102,8 @@ class _Failure(msgspec.Struct, frozen=True):
 
 def recall_checkpoints(entries: Iterable[HistoryEntry]) -> list[RecordedCheckpointView]:
     """The checkpoints among records, in their order."""
-    told = [(entry, facts) for entry in entries if entry.kind == "checkpoint" and (facts := _told(entry, _Checkpoint)) is not None]
+    checkpoints = (entry for entry in entries if entry.kind == RecordKind.CHECKPOINT)
+    told = [(entry, facts) for entry in checkpoints if (facts := _told(entry, _Checkpoint)) is not None]
     notify_ms = {each.id: each.notify_ms for _, facts in told for each in facts.notified}
     found = (_recall(entry, facts, notify_ms.get(facts.id, -1)) for entry, facts in told)
     return [each for each in found if each is not None]
@@ -112,7 +113,7 @@ def recall_failures(entries: Iterable[HistoryEntry]) -> tuple[ExceptionView, ...
     """Failures of the job among records, newest first."""
     found = []
     for entry in entries:
-        if entry.kind != "failure":
+        if entry.kind != RecordKind.FAILURE:
             continue
         told = _told(entry, _Failure)
         if told is None:

@@ -21,6 +21,7 @@ from holdfast.coordinator.history.records import (
     HistoryPage,
     Line,
     Position,
+    RecordKind,
 )
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError, ObjectMissingError
 from holdfast.statebackends.layout import JobPaths, parse_history_name
@@ -147,7 +148,7 @@ class _Found:
     def note(self, entry: Line | str) -> None:
         """A record was looked at. A checkpoint that ended with the job is explained behind the job's end, in a file of its own as a
         rule: who begins to read there is told of no gap."""
-        if not (isinstance(entry, Line) and entry.kind == "explanation"):
+        if not (isinstance(entry, Line) and entry.kind == RecordKind.EXPLANATION):
             self.is_closed = _is_last(entry)
 
 
@@ -308,7 +309,7 @@ def _is_wanted(line: Line, query: HistoryQuery) -> bool:
 
 
 def _is_last(entry: Line | str) -> bool:
-    return isinstance(entry, Line) and entry.kind == "state" and entry.facts.get("state") in _LAST_STATES
+    return isinstance(entry, Line) and entry.kind == RecordKind.STATE and entry.facts.get("state") in _LAST_STATES
 
 
 def _note_gap(found: _Found, place: Position) -> None:

@@ -16,7 +16,7 @@ from holdfast.api.cli.history import describe
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.api.routes.threads import READERS_MAX
-from holdfast.coordinator.history.records import KINDS, HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position
+from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position, RecordKind
 from holdfast.coordinator.history.store import HistoryQuery
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import JobPaths
@@ -91,11 +91,11 @@ def test_a_kind_that_there_is_not_is_named(served: Served, monkeypatch: pytest.M
     monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
     shown = CliRunner().invoke(app, ["history", JOB, "--kinds", "state,foo", "--url", served.url])
     assert (shown.exit_code, shown.stdout) == (2, "")
-    assert f"kinds: there is no 'foo', only {', '.join(KINDS)} [InvalidConfigError]" in shown.stderr
+    assert f"kinds: there is no 'foo', only {', '.join(RecordKind)} [InvalidConfigError]" in shown.stderr
 
 
 def test_every_kind_that_is_recorded_has_words() -> None:
-    assert set(KINDS) == set(history._WORDS)
+    assert set(RecordKind) == set(history._WORDS)
 
 
 def test_readers_of_histories_hold_nobody_else_up(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holdfast.coordinator.explain.kept import KIND, describe_explanation, recall_explanation
+from holdfast.coordinator.explain.kept import describe_explanation, recall_explanation
 from holdfast.coordinator.explain.records import CauseKind, Phase, Place
-from holdfast.coordinator.history.records import HistoryEntry, encode_line
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind, encode_line
 from holdfast.coordinator.history.remembered import recall_checkpoints
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.views import HookFailureView
@@ -63,7 +63,7 @@ def test_golden_explanations_are_read_and_written_alike() -> None:
     for entry in (failed, slow):
         told = recall_explanation(entry.facts)
         assert told is not None
-        assert encode_line(entry.number, entry.at_ms, KIND, describe_explanation(told)) in EXPLANATIONS
+        assert encode_line(entry.number, entry.at_ms, RecordKind.EXPLANATION, describe_explanation(told)) in EXPLANATIONS
 
 
 def test_golden_record_names_the_hook_that_its_checkpoint_failed_for() -> None:

@@ -26,9 +26,9 @@ from holdfast.coordinator.dispatcher.reading.source_positions import SourcePosit
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.explain.explanation import choose_checkpoint, explain
 from holdfast.coordinator.explain.health import derive_health
-from holdfast.coordinator.explain.kept import KIND, recall_explanation
+from holdfast.coordinator.explain.kept import recall_explanation
 from holdfast.coordinator.explain.records import Explanation, HealthView, Situation
-from holdfast.coordinator.history.records import HistoryEntry
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind
 from holdfast.coordinator.history.remembered import comparable_phases, recall_checkpoints, recall_failures
 from holdfast.coordinator.totals import is_source
 from holdfast.coordinator.views import CheckpointView, Moment
@@ -135,9 +135,9 @@ class Diagnosis:
 
 def _kept(entries: Sequence[HistoryEntry], number: int) -> Explanation | None:
     """Its explanation among the records of a history, of the leader that recorded how it ended."""
-    epochs = {entry.epoch for entry in entries if entry.kind == "checkpoint" and entry.facts.get("id") == number}
-    recalled = (recall_explanation(entry.facts) for entry in entries if entry.kind == KIND and entry.epoch in epochs)
-    return next((each for each in recalled if each is not None and each.checkpoint_id == number), None)
+    epochs = {entry.epoch for entry in entries if entry.kind == RecordKind.CHECKPOINT and entry.facts.get("id") == number}
+    kept = (entry.facts for entry in entries if entry.kind == RecordKind.EXPLANATION and entry.epoch in epochs)
+    return next((each for each in map(recall_explanation, kept) if each is not None and each.checkpoint_id == number), None)
 
 
 def _with(situation: Situation, number: int | None, checkpoint: CheckpointView | None) -> Situation:
