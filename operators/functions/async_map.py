@@ -11,7 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescr
 ENTRY_ROWS_MAX = 128
 """Rows of one entry of the state, the unit that a rescale deals out."""
 CAPACITY_MAX = 100_000
+STALE_TIMERS_MAX = 1_000
+"""Timers that no request waits for, of those that wait twice as many more, above which they are dropped."""
 
 REQUESTS = OperatorListStateDescriptor("requests")
 
@@ -180,8 +182,11 @@ class AsyncMapOperator(RowFunctionOperator):
         self._unsent: deque[Request] = deque()
         self._sent = 0
         """Requests whose results are not emitted, of those that were sent: at most `capacity`."""
-        self._timers: list[tuple[int, int, Request]] = []
-        """(monotonic ms, number, request): when its attempt is over, or, in a pause, when the next one begins."""
+        self._timed: dict[int, Request] = {}
+        """Those that wait for an answer, or in a pause, by the number of their timer."""
+        self._timers: list[tuple[int, int]] = []
+        """(monotonic ms, number): when an attempt is over, or, in a pause, when the next one begins. A heap; a number that is not
+        in `_timed` is stale."""
         self._timer_count = 0
         self._is_due = False
         """Something was answered since the last slice."""
@@ -213,7 +218,7 @@ class AsyncMapOperator(RowFunctionOperator):
     def next_processing_time_ms(self) -> int | None:
         if self._is_due:
             return OVERDUE_MS
-        while self._timers and self._is_stale(self._timers[0]):
+        while self._timers and self._timers[0][1] not in self._timed:
             heappop(self._timers)
         if not self._timers:
             return None
@@ -293,6 +298,7 @@ class AsyncMapOperator(RowFunctionOperator):
         if again:
             self._set_timer(request, self.retry.pause_ms(attempt))
             return
+        self._timed.pop(request.timer, None)
         request.is_done = True
         request.error = error
         request.results = [result] if self.batch_rows is None else result
@@ -302,22 +308,21 @@ class AsyncMapOperator(RowFunctionOperator):
     # ----------------------------------------------------------------------------------------------------------- timers
 
     def _set_timer(self, request: Request, delay_ms: int) -> None:
+        self._timed.pop(request.timer, None)
         self._timer_count += 1
         request.timer = self._timer_count
-        heappush(self._timers, (self.context.monotonic_ms() + delay_ms, self._timer_count, request))
-
-    @staticmethod
-    def _is_stale(timer: tuple[int, int, Request]) -> bool:
-        _, number, request = timer
-        return request.is_done or request.timer != number
+        self._timed[request.timer] = request
+        heappush(self._timers, (self.context.monotonic_ms() + delay_ms, request.timer))
+        if len(self._timers) > STALE_TIMERS_MAX + 2 * len(self._timed):  # stale ones leave from the top alone
+            self._timers = [timer for timer in self._timers if timer[1] in self._timed]
+            heapify(self._timers)
 
     def _fire_timers(self) -> None:
         now_ms = self.context.monotonic_ms()
         while self._timers and self._timers[0][0] <= now_ms:
-            timer = heappop(self._timers)
-            if self._is_stale(timer):
+            request = self._timed.get(heappop(self._timers)[1])
+            if request is None:
                 continue
-            request = timer[2]
             if request.call is None:  # its pause is over
                 self._call(request)
                 continue

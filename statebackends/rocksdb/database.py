@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from rocksdict import (
     AccessType,
     BottommostLevelCompaction,
@@ -37,6 +38,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import (
     CorruptStateError,
     HoldfastError,
@@ -62,6 +64,8 @@ from holdfast.statebackends.storage.failures import rocksdb_failure
 log = logging.getLogger("holdfast.rocksdb")
 
 _STATES_KEY = b"\xff\xffstates"
+_STATE_ID_MAX = 0xFFFF
+_StateIds = dict[str, Annotated[int, msgspec.Meta(ge=0, le=_STATE_ID_MAX)]]
 """Row above every key group, which holds the JSON object state name -> state id."""
 
 WRITE_ROWS = 1_000
@@ -134,8 +138,8 @@ class RocksStore:
         try:
             os.makedirs(folder, exist_ok=True)
             database = Rdict(folder, options, access_type=access)
-            self.state_ids = json.loads(database.get(_STATES_KEY) or b"{}")
-        except (ValueError, RecursionError) as error:
+            self.state_ids = _decode_state_ids(database.get(_STATES_KEY) or b"{}")
+        except (ValueError, *UNDECODABLE) as error:
             raise CorruptStateError(f"{folder} holds no ids of states: {error}", path=folder, reason="rocksdb") from error
         except Exception as error:  # rocksdict raises plain Exception
             raise self._whose(rocksdb_failure(error, folder, opening=True)) from error
@@ -158,7 +162,7 @@ class RocksStore:
         """Id of a state, 0..65535; assigned at the first call, and fixed for the life of the database and its copies."""
         if name not in self.state_ids:
             state_id = max(self.state_ids.values(), default=-1) + 1
-            if state_id > 0xFFFF:
+            if state_id > _STATE_ID_MAX:
                 raise InvalidConfigError("a database holds at most 65,536 states", state=name)
             self.state_ids[name] = state_id
             self.write([(_STATES_KEY, json.dumps(self.state_ids).encode())])
@@ -509,6 +513,14 @@ class RocksStore:
             state=state,
             path=self.folder,
         ) from error
+
+
+def _decode_state_ids(content: bytes) -> dict[str, int]:
+    """Raises ValueError for two names of one id, or one of UNDECODABLE."""
+    ids = decode_json(content, _StateIds)
+    if len(set(ids.values())) != len(ids):
+        raise ValueError("two states have the same id")
+    return ids
 
 
 def _batch(rows: Iterable[Row]) -> Any:

@@ -461,9 +461,12 @@ def test_damaged_files_are_damage(stored: Path, pattern: str, damage: Callable[[
         store_at(stored)
 
 
-def test_ids_that_can_not_be_read_are_damage(stored: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"no JSON", b"[]", b"{\"a\": \"x\"}", b"{\"a\": 65536}", b"{\"a\": -1}", b"{\"a\": 1, \"b\": 1}", b"[" * 10_000]
+)
+def test_ids_that_can_not_be_read_are_damage(stored: Path, content: bytes) -> None:
     store = store_at(stored)
-    store.write([(b"\xff\xffstates", b"no JSON")])
+    store.write([(b"\xff\xffstates", content)])
     store.link_copy(f"{stored}-copy")
     store.close()
     with pytest.raises(CorruptStateError, match="no ids of states"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from holdfast.barriers.elements import MAX_WATERMARK, Batch, CheckpointBarrier, 
 from holdfast.operators.base import JobPlan, UserCall
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
-from holdfast.operators.functions.async_map import REQUESTS, AsyncMapOperator, RetryStrategy
+from holdfast.operators.functions.async_map import REQUESTS, STALE_TIMERS_MAX, AsyncMapOperator, Request, RetryStrategy
 from holdfast.operators.functions.schema import UNDECLARED, declared_type
 from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
@@ -135,6 +136,20 @@ def test_a_watermark_without_requests_in_front_passes() -> None:
         calls.watermark(5)
         calls.turn()
         assert calls.out() == ["w5"]
+
+
+def test_behind_a_call_that_hangs_nothing_is_kept_of_those_that_are_answered() -> None:
+    with Calls(operator(ordered=False, capacity=100, timeout_ms=10**9)) as calls:
+        calls.put(0)
+        for number in range(1, 2_501):
+            calls.put(number)
+            calls.answer(number)
+        calls.output.clear()
+        segment = calls.operator._segments[0]
+        assert len([each for each in gc.get_objects() if isinstance(each, Request) and each.segment is segment]) == 1
+        assert len(calls.operator._timers) <= STALE_TIMERS_MAX + 2
+        with pytest.raises(AsyncTimeoutError):  # the one that hangs has its timeout all the same
+            calls.turn(after_ms=10**9)
 
 
 # --------------------------------------------------------------------------------------------------------------- capacity

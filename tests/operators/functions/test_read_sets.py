@@ -10,9 +10,11 @@ import json
 import sys
 import weakref
 from collections.abc import Callable
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, TypedDict
 
+import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
@@ -23,6 +25,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import columns_to_rows
 from holdfast.operators.functions.process import CallableProcessFunction, PlainProcessOperator, ProcessFunction, ProcessOperator
 from holdfast.operators.functions.read_sets import read_set
+from holdfast.operators.functions.row_loops import own_copy
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import key_selector
@@ -535,6 +538,15 @@ def test_a_row_that_map_with_state_emits_and_keeps_is_emitted_as_its_own() -> No
         harness.output.rows()[-1]["parts"].clear()
         harness.process(columns.slice(0, 1))
         assert harness.output.rows()[-1] == {"t": "x", "total": 7, "parts": [1, 2, 3, 1]}
+
+
+@pytest.mark.parametrize("value", [bytearray(b"a"), ([1], 2), np.array([1, 2]), [1], {"a": [1]}], ids=lambda it: type(it).__name__)
+def test_what_can_be_changed_in_place_is_the_copys_own(value: Any) -> None:
+    row = {"n": 1, "at": datetime(2026, 1, 1), "value": value}
+    copied = own_copy(row)
+    assert repr(copied) == repr(row)
+    assert copied["value"] is not value
+    assert own_copy({"text": "a", "n": 1}) == {"text": "a", "n": 1}
 
 
 def test_an_error_of_map_with_state_shows_the_row_whole_and_the_key() -> None:
