@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
-import threading
 import time
 from typing import Any
 
@@ -17,6 +15,7 @@ from holdfast.api.events.cloudevents import MEDIA_TYPE, cloud_event, encode_even
 from holdfast.api.events.delivery import Outcome, outcome_of, sign
 from holdfast.api.events.follower import Told
 from holdfast.api.events.webhook_file import Webhook
+from holdfast.api.http.cutoff import cutoff
 from holdfast.api.version import VERSION
 
 CONNECT_TIMEOUT_S = 5.0
@@ -71,34 +70,21 @@ class Sender:
 
     def _post(self, body: bytes, headers: dict[str, str]) -> tuple[Outcome, str]:
         connection = self._connection()
-        late = threading.Event()
-
-        def cut() -> None:
-            late.set()
-            if (sock := connection.sock) is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(TOTAL_TIMEOUT_S, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            connection.connect()
-            if late.is_set():  # the name, or the addresses before, took as long: there was nothing to cut yet
-                raise TimeoutError
-            connection.request("POST", self._path, body=body, headers=headers, preload_content=False)
-            answer = connection.getresponse()
-            answer.read(ANSWER_BYTES_MAX)
-            status = answer.status
-        except Exception as error:
-            if late.is_set():
-                raise TimeoutError from error
-            if isinstance(error, (OSError, urllib3.exceptions.HTTPError, ForbiddenAddressError)):
-                raise
-            raise urllib3.exceptions.ProtocolError(f"{type(error).__name__}") from error  # of http.client: no answer of HTTP
-        finally:
-            timer.cancel()
-            connection.close()
+        with cutoff(connection, TOTAL_TIMEOUT_S) as late:
+            try:
+                connection.connect()
+                if late.is_set():
+                    raise TimeoutError
+                connection.request("POST", self._path, body=body, headers=headers, preload_content=False)
+                answer = connection.getresponse()
+                answer.read(ANSWER_BYTES_MAX)
+                status = answer.status
+            except Exception as error:
+                if late.is_set():
+                    raise TimeoutError from error
+                if isinstance(error, (OSError, urllib3.exceptions.HTTPError, ForbiddenAddressError)):
+                    raise
+                raise urllib3.exceptions.ProtocolError(f"{type(error).__name__}") from error  # of http.client: no answer of HTTP
         if late.is_set():
             raise TimeoutError
         outcome = outcome_of(status)

@@ -221,7 +221,7 @@ class ConnectionBudget:
             case PhaseEntered():
                 self._enter(event.connection, event.phase, now_ms)
             case BodyReceived():
-                self._receive(event, now_ms)
+                self._receive(event)
             case Proved():
                 self._prove(event)
             case SendingStopped():
@@ -295,7 +295,7 @@ class ConnectionBudget:
             connection.answer_ms = None
         self._list(number, connection)
 
-    def _receive(self, event: BodyReceived, now_ms: int) -> None:
+    def _receive(self, event: BodyReceived) -> None:
         connection = self._connections.get(event.connection)
         if connection is None or connection.phase is not Phase.BODY or connection.deadline_ms is None:
             return

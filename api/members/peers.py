@@ -4,16 +4,14 @@ It sends what it is given and judges nothing but the answer to a probe."""
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import socket
 import ssl
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from holdfast.api.http.cutoff import cutoff
 from holdfast.operators.worker.leader_retrieval import is_safe_step
 from holdfast.operators.worker.trust import client_context
 from holdfast.statebackends.errors import NotLeaderError
@@ -44,7 +42,7 @@ class Peers:
         or tells without end, must not keep the others from taking over."""
         try:
             connection = self._connection(url, timeout_s)
-            with _cutting(connection, timeout_s) as late:
+            with cutoff(connection, timeout_s) as late:
                 connection.connect()
                 if late.is_set():  # the name took as long: there was nothing to cut yet
                     return False
@@ -84,24 +82,3 @@ class Peers:
 
     def close(self) -> None:
         self._pool.clear()
-
-
-@contextlib.contextmanager
-def _cutting(connection: HTTPConnection, after_s: float) -> Iterator[threading.Event]:
-    """End a connection behind the block, and some time after its beginning: no byte makes that later. The event is set then."""
-    late = threading.Event()
-
-    def cut() -> None:
-        late.set()
-        if (sock := connection.sock) is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(after_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
-        connection.close()

@@ -20,6 +20,7 @@ from holdfast.statebackends.storage.port import (
     ListFolder,
     Operation,
     Storage,
+    copies_links,
     transfers_of,
 )
 from holdfast.statebackends.storage.transfers import TransferPool
@@ -39,6 +40,11 @@ class RoutedStorage:
     @property
     def root(self) -> str:
         return self._default.root
+
+    @property
+    def copies_links(self) -> bool:
+        """Of the default storage, where alone files are linked."""
+        return copies_links(self._default)
 
     @property
     def transfers(self) -> TransferPool:

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.operators.base import CallThread
 from holdfast.operators.functions.async_map import RetryStrategy
 from holdfast.statebackends.secrets import hide_resolved
-from holdfast.statebackends.storage.port import Flow, Storage, transfers_of
+from holdfast.statebackends.storage.port import DelegatingStorage, Flow, Storage, transfers_of
 from holdfast.statebackends.storage.transfers import TransferPool
 
 log = logging.getLogger("holdfast.sinks")
@@ -37,23 +37,16 @@ class Pause(msgspec.Struct, frozen=True):
     delay_ms: int
 
 
-class CallPort:
-    """Implements `Storage` for flows that call one object, on a thread of its own: operations of storage are passed on."""
+class CallPort(DelegatingStorage):
+    """Storage for flows that call one object, on a thread of its own: operations of storage are passed on."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._ends = threading.Event()
-
-    @property
-    def root(self) -> str:
-        return self._storage.root
 
     @property
     def transfers(self) -> TransferPool:
         return transfers_of(self._storage)
-
-    def at(self, location: str) -> Storage:
-        return self._storage.at(location)
 
     def execute(self, operation: Any) -> Any:
         match operation:
@@ -63,7 +56,7 @@ class CallPort:
                 self._ends.wait(operation.delay_ms / 1000)
                 return None
             case _:
-                return self._storage.execute(operation)
+                return super().execute(operation)
 
     def end(self) -> None:
         """Pauses are over: whoever waits is to see that its flow was cancelled. Any thread."""

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.statebackends.backend import OperatorListState, RestoredOperatorState, SnapshotTarget
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, UnclaimedStateError, UndeclaredStateError
 from holdfast.statebackends.handles import OperatorListHandle, StateHandle, StateMeta
-from holdfast.statebackends.serialization.state_serializer import check_compatible, state_meta
+from holdfast.statebackends.serialization.state_serializer import state_meta
 from holdfast.statebackends.snapshot.parts import read_part, write_part
 from holdfast.statebackends.state import OperatorListStateDescriptor, StateDescriptor
 from holdfast.statebackends.storage.port import Flow
@@ -98,11 +98,6 @@ def decode_entries(handle: OperatorListHandle, data: bytes, *, operator: str) ->
     if len(entries) != handle.count:
         raise _corrupt(handle, operator, f"{len(entries)} entries instead of {handle.count}")
     return entries
-
-
-def check_operator_state(handle: OperatorListHandle, declared: StateMeta, *, operator: str) -> None:
-    """Raises IncompatibleStateError for a stored state of another kind."""
-    check_compatible(handle.state, declared, operator=operator)
 
 
 def _corrupt(handle: OperatorListHandle, operator: str, reason: str) -> CorruptStateError:

@@ -18,7 +18,16 @@ from holdfast.statebackends.layout import TABLE_SUFFIX, part_path
 from holdfast.statebackends.local_recovery.copies import LocalCopies, bring, name_of
 from holdfast.statebackends.snapshot.parts import file_handles, is_intact, mismatch
 from holdfast.statebackends.storage.checksums import Digest
-from holdfast.statebackends.storage.port import DownloadFile, Operation, ReadFile, Storage, UploadFile, WriteFile, transfers_of
+from holdfast.statebackends.storage.port import (
+    DelegatingStorage,
+    DownloadFile,
+    Operation,
+    ReadFile,
+    Storage,
+    UploadFile,
+    WriteFile,
+    transfers_of,
+)
 from holdfast.statebackends.storage.transfers import TransferPool
 
 log = logging.getLogger("holdfast.localrecovery")
@@ -45,27 +54,20 @@ class RestoredBytes:
             self.damaged += damaged
 
 
-class KeepingStorage:
+class KeepingStorage(DelegatingStorage):
     """Storage for one checkpoint of one subtask, which keeps a local copy of each file it stores."""
 
     def __init__(self, storage: Storage, copies: LocalCopies, checkpoint_id: int) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._copies = copies
         self._checkpoint_id = checkpoint_id
-
-    def at(self, location: str) -> Storage:
-        return self._storage.at(location)
-
-    @property
-    def root(self) -> str:
-        return self._storage.root
 
     @property
     def transfers(self) -> TransferPool:
         return transfers_of(self._storage)
 
     def execute(self, operation: Operation) -> Any:
-        result = self._storage.execute(operation)
+        result = super().execute(operation)
         match operation:
             case UploadFile(local_path, path):
                 self._copies.keep_file(self._checkpoint_id, path, local_path)
@@ -74,7 +76,7 @@ class KeepingStorage:
         return result
 
 
-class RecoveringStorage:
+class RecoveringStorage(DelegatingStorage):
     """Storage for one restore of one subtask, which reads files from local copies where it can."""
 
     def __init__(
@@ -86,7 +88,7 @@ class RecoveringStorage:
         keep_for: int | None = None,
     ) -> None:
         """`wanted`: handles of the snapshot's files. `keep_for`: the restored checkpoint, whose files `copies` keeps, if given."""
-        self._storage = storage
+        super().__init__(storage)
         self._wanted = wanted
         self._segments: dict[str, list[SegmentHandle]] = {}
         for (path, _), handle in sorted(wanted.items()):
@@ -96,13 +98,6 @@ class RecoveringStorage:
         self._copies = copies
         self._keep_for = keep_for
         self._found = {} if copies is None else copies.find()
-
-    def at(self, location: str) -> Storage:
-        return self._storage.at(location)
-
-    @property
-    def root(self) -> str:
-        return self._storage.root
 
     @property
     def transfers(self) -> TransferPool:
@@ -116,7 +111,7 @@ class RecoveringStorage:
                 return self._read(operation, whole)
             case ReadFile(path, offset, length) if length is not None and (segments := self._segments_within(path, offset, length)):
                 return self._read_segments(operation, segments)
-        return self._storage.execute(operation)
+        return super().execute(operation)
 
     def _whole(self, path: str) -> FileHandle | None:
         found = self._wanted.get((path, 0))
@@ -146,7 +141,7 @@ class RecoveringStorage:
         if self._from_copy(operation.path, lambda copy: _place(copy, operation.local_path, handle)) is not None:
             self._restored.add(local=handle.length)
         else:
-            result = self._storage.execute(operation)
+            result = super().execute(operation)
             self._restored.add(remote=result[0])
         if mismatch(handle, *result) is None and self._copies is not None and self._keep_for is not None:
             self._copies.keep_file(self._keep_for, operation.path, operation.local_path)

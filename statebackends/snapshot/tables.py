@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.layout import KEY_GROUP, MAP_KEY, NAMESPACE, POSITION, STATE_METADATA, VALUE
@@ -55,17 +54,6 @@ def keyed_table_schema(
         fields.append(pa.field(POSITION, pa.int32(), nullable=False))
     fields += [pa.field(VALUE, values)] if isinstance(values, pa.DataType) else list(values)
     return pa.schema(fields, metadata={STATE_METADATA: msgspec.json.encode(meta)})
-
-
-def state_meta_of(schema: pa.Schema) -> StateMeta | None:
-    """StateMeta in a table's schema; None for a table that Holdfast did not write."""
-    stored = (schema.metadata or {}).get(STATE_METADATA)
-    if stored is None:
-        return None
-    try:
-        return decode_json(stored, StateMeta)
-    except UNDECODABLE:
-        return None
 
 
 def sort_by_key_group(table: pa.Table) -> pa.Table:

@@ -212,9 +212,9 @@ def copies_links(storage: Storage) -> bool:
     return isinstance(storage, CopyingStorage) and storage.copies_links
 
 
-class InTurn:
-    """Implements `Storage` over another one, without threads for groups: for several small flows that run at one time, say, each on
-    a thread of its own."""
+class DelegatingStorage:
+    """Implements `Storage` over another one: a base for storages that do more with some operations. Storage of another root, and
+    without a pool of its own for groups, is the other one's."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -228,10 +228,17 @@ class InTurn:
         return copies_links(self._storage)
 
     def at(self, location: str) -> Storage:
-        return InTurn(self._storage.at(location))
+        return self._storage.at(location)
 
     def execute(self, operation: Operation) -> Any:
         return self._storage.execute(operation)
+
+
+class InTurn(DelegatingStorage):
+    """Another storage without threads for groups: for several small flows at one time, say, each on a thread of its own."""
+
+    def at(self, location: str) -> Storage:
+        return InTurn(self._storage.at(location))
 
 
 def transfers_of(storage: Storage) -> TransferPool:

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from holdfast.statebackends.backend import RestoredOperatorState, SnapshotTarget
-from holdfast.statebackends.backends.operator import ListOperatorStateBackend, check_operator_state, read_entries
+from holdfast.statebackends.backends.operator import ListOperatorStateBackend, read_entries
 from holdfast.statebackends.errors import (
     CorruptStateError,
-    IncompatibleStateError,
     InvalidConfigError,
     UnclaimedStateError,
     UndeclaredStateError,
@@ -86,13 +85,6 @@ def test_a_missing_file_is_named(storage: LocalStorage) -> None:
     with pytest.raises(CorruptStateError) as raised:
         run_flow(read_entries(handle, "job/chk-7", operator="op"), storage)
     assert raised.value.path == "job/chk-7/x"
-
-
-def test_state_of_another_kind_is_incompatible() -> None:
-    handle = OperatorListHandle(StateMeta("offsets", "operator_list", "bytes"), InlineHandle(b"\x90"), 0)
-    check_operator_state(handle, StateMeta("offsets", "operator_list", "bytes"), operator="op")
-    with pytest.raises(IncompatibleStateError):
-        check_operator_state(handle, StateMeta("offsets", "value", "bytes"), operator="op")
 
 
 def test_a_snapshot_without_event_time_has_no_entry_of_it_and_the_task_keeps_its_own(storage: LocalStorage) -> None:

@@ -70,7 +70,18 @@ class _Ending:
     pending: dict[int, list[StagedFile]] = field(default_factory=dict)
 
 
-class FileCommitter(TwoPhaseCommitter[StagedFile]):
+class StagedFileCommitter(TwoPhaseCommitter[StagedFile]):
+    """What writers send are names of staged files."""
+
+    def _decode(self, committable: bytes) -> tuple[int, tuple[StagedFile, ...]]:
+        decoded = decode_committable(committable, self.context.uid)
+        return decoded.checkpoint_id, decoded.files
+
+    def _rows_of(self, items: Sequence[StagedFile]) -> int:
+        return sum(file.rows for file in items)
+
+
+class FileCommitter(StagedFileCommitter):
     """Commits staged files to a log beside the published ones."""
 
     def __init__(self, settings: SinkSettings, arrow_schema: str) -> None:
@@ -112,13 +123,6 @@ class FileCommitter(TwoPhaseCommitter[StagedFile]):
     @property
     def _is_open(self) -> bool:
         return self._log is not None
-
-    def _decode(self, committable: bytes) -> tuple[int, tuple[StagedFile, ...]]:
-        decoded = decode_committable(committable, self.context.uid)
-        return decoded.checkpoint_id, decoded.files
-
-    def _rows_of(self, items: Sequence[StagedFile]) -> int:
-        return sum(file.rows for file in items)
 
     def initialize_state(self) -> None:
         fork = self._fork()

@@ -30,7 +30,16 @@ from holdfast.operators.sinks.targets.positions import CommitOwner
 from holdfast.operators.sinks.targets.target import FindMissing
 from holdfast.statebackends.errors import CommitPositionLostError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.storage.flows import delete_files
-from holdfast.statebackends.storage.port import Flow, ListFolder, Operation, StatFile, Storage, copies_links, one_by_one
+from holdfast.statebackends.storage.port import (
+    DelegatingStorage,
+    Flow,
+    ListFolder,
+    Operation,
+    StatFile,
+    Storage,
+    copies_links,
+    one_by_one,
+)
 
 T = TypeVar("T")
 
@@ -89,27 +98,20 @@ class OnSink(msgspec.Struct, frozen=True):
     wanted: Operation
 
 
-class SinkPort:
-    """Implements `Storage`: that of a query's records, and its sink's beside it."""
+class SinkPort(DelegatingStorage):
+    """Storage of a query's records, and its sink's beside it."""
 
     def __init__(self, records: Storage, sink: Storage) -> None:
-        self._records = records
+        super().__init__(records)
         self._sink = sink
-
-    @property
-    def root(self) -> str:
-        return self._records.root
 
     @property
     def copies_links(self) -> bool:
         """Of the sink."""
         return copies_links(self._sink)
 
-    def at(self, location: str) -> Storage:
-        return self._records.at(location)
-
     def execute(self, operation: Any) -> Any:
-        return self._sink.execute(operation.wanted) if isinstance(operation, OnSink) else self._records.execute(operation)
+        return self._sink.execute(operation.wanted) if isinstance(operation, OnSink) else super().execute(operation)
 
 
 def on_sink(flow: Flow[T]) -> Flow[T]:

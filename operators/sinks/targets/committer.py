@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.barriers.sinks.log import FORK_PROPERTY, StagedFile
+from holdfast.barriers.sinks.log import FORK_PROPERTY
 from holdfast.barriers.sinks.staged import (
     STATE_VERSION,
     CommitMark,
@@ -24,8 +24,7 @@ from holdfast.barriers.sinks.staged import (
 )
 from holdfast.operators.base import CallThread, OperatorContext, Output
 from holdfast.operators.sinks.calls import TRIES, Pause, close_on, log
-from holdfast.operators.sinks.committing import TwoPhaseCommitter
-from holdfast.operators.sinks.files.committer import Orphans, decode_committable
+from holdfast.operators.sinks.files.committer import Orphans, StagedFileCommitter
 from holdfast.operators.sinks.files.log import SinkSettings
 from holdfast.operators.sinks.targets.port import TargetPort
 from holdfast.operators.sinks.targets.positions import CommitOwner
@@ -190,7 +189,7 @@ def forget_flow(paths: StagingPaths, checkpoints: Sequence[StagedCheckpoint], fo
         log.warning("sink %s: staged files of committed rows are left for now: %s", paths.sink_id, error)
 
 
-class TargetCommitter(TwoPhaseCommitter[StagedFile]):
+class TargetCommitter(StagedFileCommitter):
     """Commits staged rows to a target."""
 
     def __init__(
@@ -224,13 +223,6 @@ class TargetCommitter(TwoPhaseCommitter[StagedFile]):
     @property
     def _is_open(self) -> bool:
         return self._position is not None
-
-    def _decode(self, committable: bytes) -> tuple[int, tuple[StagedFile, ...]]:
-        decoded = decode_committable(committable, self.context.uid)
-        return decoded.checkpoint_id, decoded.files
-
-    def _rows_of(self, items: Sequence[StagedFile]) -> int:
-        return sum(file.rows for file in items)
 
     def initialize_state(self) -> None:
         for entry in self.context.operator_state.list_state(STAGED.name).entries:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import CorruptStateError, InvariantError
 from holdfast.statebackends.handles import KeyGroupRange, StateMeta
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
@@ -21,7 +22,6 @@ from holdfast.statebackends.snapshot.tables import (
     keyed_table_schema,
     restrict,
     sort_by_key_group,
-    state_meta_of,
 )
 
 FORMATS = ["arrow", "parquet"]
@@ -70,7 +70,7 @@ def test_round_trip_keeps_rows_types_and_meta(table_format: Any) -> None:
     back = decode_keyed_table(encode_keyed_table(table, table_format), table_format, ALL, judge=judged)
     assert back.equals(table)
     assert back.schema.types == table.schema.types
-    assert state_meta_of(back.schema) == META
+    assert decode_json(back.schema.metadata[b"holdfast.state"], StateMeta) == META
 
 
 @pytest.mark.parametrize("wanted", [ALL, KeyGroupRange(0, 1), KeyGroupRange(60, 70)])
@@ -216,8 +216,3 @@ def write(table: pa.Table, table_format: str) -> bytes:
             writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def test_foreign_tables_have_no_meta() -> None:
-    assert state_meta_of(pa.schema([("a", pa.int64())])) is None
-    assert state_meta_of(pa.schema([("a", pa.int64())], metadata={b"holdfast.state": b"{"})) is None
