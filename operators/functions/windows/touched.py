@@ -20,10 +20,12 @@ class TouchedWindows:
     __slots__ = ("_next", "_slide_ms", "firsts", "keys", "lasts")
 
     def __init__(self, keys: ArrowKeyColumn, codes: Numbers, firsts: Numbers, lasts: Numbers, slide_ms: int) -> None:
-        """A row for each record: the number of its key, and the first and the last window that it touches, which are the later the
-        later its event time is."""
+        """A row for each record, or for each run that is left, in any order: the number of its key, and the first and the last
+        window that it touches."""
         order = np.lexsort((firsts, codes))
-        codes, firsts, lasts = codes[order], firsts[order], lasts[order]
+        # Of a key the first windows and the last ones are in order, each by themselves: where a first window lies behind as many
+        # last windows as there are first ones before it, all that began before it has ended.
+        codes, firsts, lasts = codes[order], firsts[order], lasts[np.lexsort((lasts, codes))]
         begins = np.ones(len(order), np.bool_)
         begins[1:] = (codes[1:] != codes[:-1]) | (firsts[1:] > lasts[:-1] + slide_ms)
         starts = np.flatnonzero(begins)

@@ -31,6 +31,8 @@ class World:
         self.threads: set[int] = set()
         self.stored: hf.CommitPosition | None = None
         self.rows: list[int] = []
+        self.transaction = threading.Lock()
+        """An older attempt's call and a newer one's may come at one time."""
 
     def enter(self, call: str) -> None:
         self.threads.add(threading.get_ident())
@@ -65,15 +67,17 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 class Target(hf.CommitTarget):
     def open(self, owner: hf.CommitOwner) -> hf.CommitPosition:
         WORLD.enter("open")
-        WORLD.stored = owner.take(WORLD.stored)
-        return WORLD.stored
+        with WORLD.transaction:
+            WORLD.stored = owner.take(WORLD.stored)
+            return WORLD.stored
 
     def apply(self, batches: Iterator[pa.RecordBatch], expected: hf.CommitPosition, position: hf.CommitPosition) -> None:
         WORLD.enter("apply")
-        if WORLD.stored != expected:
-            raise hf.FencedError("another owner")
-        WORLD.rows += [row for batch in batches for row in batch.column("i").to_pylist()]
-        WORLD.stored = position
+        with WORLD.transaction:
+            if WORLD.stored != expected:
+                raise hf.FencedError("another owner")
+            WORLD.rows += [row for batch in batches for row in batch.column("i").to_pylist()]
+            WORLD.stored = position
 
     def close(self) -> None:
         WORLD.enter("close")

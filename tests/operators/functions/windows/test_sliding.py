@@ -172,6 +172,12 @@ WINDOWS = st.sampled_from([(10, 5, 0), (10, 10, 3), (10, 4, 1), (7, 3, 0), (12, 
     shape=(10, 5, 0),
     lateness=8,
 )  # fmt: skip
+@example(
+    steps=[("records", [("a", 0, 1)], None), ("watermark", 26, None), ("records", [("a", 17, 1), ("a", 15, 1)], None)],
+    slice_rows=1,
+    shape=(10, 4, 1),
+    lateness=25,
+)
 @settings(max_examples=examples(60), deadline=None)
 @given(steps=STEPS, slice_rows=st.integers(1, 4), shape=WINDOWS, lateness=st.sampled_from([0, 0, 4, 25]))
 def test_every_window_is_emitted_once_and_again_for_late_records_whatever_happens(
