@@ -27,7 +27,7 @@ def outcome_of(action: actions.TriggerHook | job_actions.RestoreHook, reply: Hoo
             return events.HookAnswered(action.checkpoint_id, action.name, reply.state)
         return events.HookFailed(action.checkpoint_id, action.name, reply.message, reply.timed_out)
     if done:
-        return job_events.HookRestored(action.attempt, action.name)
+        return job_events.HookRestored(action.attempt, action.try_number, action.name)
     error = None
     if reply.verdict is HookVerdict.UNKNOWN_VERSION and action.state is not None:
         error = MasterHookError(
@@ -37,4 +37,4 @@ def outcome_of(action: actions.TriggerHook | job_actions.RestoreHook, reply: Hoo
             stored=action.state.version,
             known=list(reply.known),
         )
-    return job_events.HookNotRestored(action.attempt, action.name, reply.message, error)
+    return job_events.HookNotRestored(action.attempt, action.try_number, action.name, reply.message, error)

@@ -40,6 +40,8 @@ class RestoreHook(msgspec.Struct, frozen=True):
     """Take a master hook back to the checkpoint that an attempt starts from; outcome HookRestored or HookNotRestored."""
 
     attempt: int
+    try_number: int
+    """Of the attempt's calls, from 1: all hooks are called anew when one has failed, also those that are still at work."""
     name: str
     checkpoint_id: int
     """0: the job starts empty, and the hook is reset."""

@@ -189,11 +189,14 @@ class HookRestored(msgspec.Struct, frozen=True):
     """A master hook is back at the checkpoint that the attempt starts from."""
 
     attempt: int
+    try_number: int
+    """As RestoreHook has it: an outcome of another try tells nothing of this one."""
     name: str
 
 
 class HookNotRestored(msgspec.Struct, frozen=True):
     attempt: int
+    try_number: int
     name: str
     message: str
     error: HoldfastError | None = None

@@ -391,7 +391,9 @@ class NextAttempt:
         self._under_way = False
         self._retry_ms: int | None = None
         self._tries = 0
-        self._hook_tries = 0
+        self._hook_try = 0
+        """Number of the newest call of its hooks."""
+        self._hook_tries_failed = 0
         self._hooks_missing: frozenset[str] = frozenset()
         """Master hooks that are not back at its checkpoint."""
         self._hooks_since_ms = -1
@@ -409,7 +411,7 @@ class NextAttempt:
     def hook_restore(self) -> HookRestoreView | None:
         """What it waits for of its master hooks; None: for none."""
         missing = self._hooks_missing or frozenset({self._hook_failed} if self._hook_failed else ())
-        return HookRestoreView(tuple(sorted(missing)), self._hooks_since_ms, self._hook_tries) if missing else None
+        return HookRestoreView(tuple(sorted(missing)), self._hooks_since_ms, self._hook_tries_failed) if missing else None
 
     @property
     def retry_ms(self) -> int | None:
@@ -438,27 +440,31 @@ class NextAttempt:
         if self._hooks_since_ms < 0:
             self._hooks_since_ms = self._turn.wall_ms
         self._under_way = bool(self._hooks_missing)
+        self._hook_try += 1
         found, timeout_ms = self.restore, config.master_hook_timeout_ms
         checkpoint_id, at_ms = (found.checkpoint_id, found.timestamp_ms) if found is not None else (0, 0)
         self._turn.out += [
-            job_actions.RestoreHook(self.number, name, checkpoint_id, at_ms, stored.get(name), timeout_ms)
+            job_actions.RestoreHook(self.number, self._hook_try, name, checkpoint_id, at_ms, stored.get(name), timeout_ms)
             for name in sorted(self._hooks_missing)
         ]
 
+    def awaits(self, event: job_events.HookRestored | job_events.HookNotRestored) -> bool:
+        """Whether the outcome is of the newest call of a hook. That of an earlier one comes when its hook has yet to do its work
+        again, which must not run beside tasks."""
+        return (event.attempt, event.try_number) == (self.number, self._hook_try) and event.name in self._hooks_missing
+
     def hook_restored(self, event: job_events.HookRestored) -> None:
-        if event.attempt == self.number:
+        if self.awaits(event):
             self._hooks_missing -= {event.name}
             self._under_way = bool(self._hooks_missing)
 
-    def hook_not_restored(self, event: job_events.HookNotRestored) -> bool:
-        """A hook failed: prepare anew later; False after HOOK_TRIES_MAX. What comes for another try is ignored."""
-        if event.attempt != self.number or event.name not in self._hooks_missing:
-            return True
+    def hook_failed(self, name: str) -> bool:
+        """An awaited hook failed: prepare anew later; False after HOOK_TRIES_MAX."""
         self._states, self._hooks_missing, self._under_way = None, frozenset(), False
-        self._hook_failed = event.name
-        self._hook_tries += 1
+        self._hook_failed = name
+        self._hook_tries_failed += 1
         self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
-        return self._hook_tries < HOOK_TRIES_MAX
+        return self._hook_tries_failed < HOOK_TRIES_MAX
 
     def taken(self, event: job_events.AttemptTaken) -> None:
         """An older leader has recorded the number: go on with the next one."""

@@ -316,10 +316,10 @@ class Lifecycle:
 
     def hook_not_restored(self, event: job_events.HookNotRestored) -> None:
         """A master hook is not back at the attempt's checkpoint. No task runs without that; another try may succeed."""
-        if event.attempt != self.attempt:
+        if not self.next.awaits(event):
             return
         error = event.error
-        if not self.next.hook_not_restored(event) and error is None:
+        if not self.next.hook_failed(event.name) and error is None:
             error = MasterHookError(f"master hook {event.name!r} could not be restored: {event.message}", hooks=[event.name])
         if error is not None:
             self.impossible(error)

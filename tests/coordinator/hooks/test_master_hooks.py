@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.messages import CheckpointKind, Deploy, FailureReason, TaskState, TriggerCheckpoint
 from holdfast.coordinator.checkpoints import actions, events
+from holdfast.coordinator.dispatcher.hook_calls import outcome_of
 from holdfast.coordinator.dispatcher.published import capture
 from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
@@ -21,6 +22,7 @@ from holdfast.coordinator.views import HookFailureView, HookRestoreView, HookWai
 from holdfast.statebackends.snapshot.metadata import HookState
 from holdfast.statebackends.storage.port import run_flow
 from tests.coordinator.bench import A, B, Bench, of
+from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 from tests.examples import examples
 from tests.scenarios.hooks import ONE, bench_with, fail_over, metadata_of, reply_of, running_rig
@@ -202,9 +204,9 @@ def test_no_task_is_deployed_before_every_hook_is_back() -> None:
     shown = capture(rig.master, 0, rig.wall_ms, monotonic_ms=rig.now).job()
     assert (shown.hook_restore, rig.wall_ms) == (HookRestoreView(("one",), 1_000), 6_000), "since the first call"
     assert not any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
-    rig.feed(job_events.HookRestored(1, "one"))
+    rig.feed(job_events.HookRestored(1, 1, "one"))
     assert rig.state == "RESTARTING", "of an older attempt"
-    rig.feed(job_events.HookRestored(2, "one"))
+    rig.feed(job_events.HookRestored(2, 1, "one"))
     assert (rig.state, rig.master.lifecycle.next.hook_restore) == ("RUNNING", None)
     assert any(command.deployment.attempt == 2 for command in rig.commands(0, Deploy))
 
@@ -258,6 +260,86 @@ def test_a_hook_that_comes_back_in_time_lets_the_job_go_on() -> None:
     rig.pass_time(10_000)
     assert rig.state == "RUNNING"
     assert rig.deployment(0).restored_checkpoint_id == 1
+
+
+# What a hook still does for an earlier try is not over when the next one begins: its calls run one after the other.
+
+DONE, FAILED = HookReply(), HookReply(HookVerdict.FAILED, message="no route")
+UNKNOWN = HookReply(HookVerdict.UNKNOWN_VERSION, known=(9,))
+
+
+def silent(call: HookCall) -> list[HookReply]:
+    return reply_of(call) if call.kind is HookCallKind.TRIGGER else []
+
+
+def failed_over(*names: str) -> Rig:
+    """A job that goes back to checkpoint 1, and whose hooks have been called for that and have not answered."""
+    rig = running_rig(master_hooks=names)
+    rig.checkpoint()
+    rig.actions.clear()
+    rig.hooks = silent
+    fail_over(rig)
+    return rig
+
+
+def asked(rig: Rig) -> list[job_actions.RestoreHook]:
+    """Calls of hooks since this was last asked."""
+    found = of(rig.actions, job_actions.RestoreHook)
+    rig.actions.clear()
+    return found
+
+
+def failed_tries(rig: Rig) -> int:
+    shown = rig.master.lifecycle.next.hook_restore
+    return 0 if shown is None else shown.failed_tries
+
+
+def test_a_late_success_of_an_earlier_try_lets_no_task_be_deployed_before_the_hook_is_back() -> None:
+    rig = failed_over("one", "two")
+    one, two = asked(rig)
+    rig.feed(outcome_of(two, FAILED))
+    rig.pass_time(500)
+    one_again, two_again = asked(rig)
+    rig.feed(outcome_of(one, DONE))
+    rig.feed(outcome_of(two_again, DONE))
+    shown = rig.master.lifecycle.next.hook_restore
+    assert shown is not None
+    assert (rig.state, shown.missing) == ("RESTARTING", ("one",)), "its second call runs still"
+    rig.feed(outcome_of(one_again, DONE))
+    assert rig.state == "RUNNING"
+
+
+@pytest.mark.parametrize("late", [FAILED, UNKNOWN])
+def test_a_late_failure_of_an_earlier_try_fails_neither_the_next_one_nor_the_job(late: HookReply) -> None:
+    rig = failed_over("one", "two")
+    one, two = asked(rig)
+    rig.feed(outcome_of(two, FAILED))
+    rig.feed(outcome_of(one, late))
+    rig.pass_time(500)
+    one_again, two_again = asked(rig)
+    rig.feed(outcome_of(one, late))
+    assert (rig.state, failed_tries(rig)) == ("RESTARTING", 1)
+    rig.feed(outcome_of(one_again, DONE))
+    rig.feed(outcome_of(two_again, DONE))
+    assert rig.state == "RUNNING"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from([DONE, DONE, FAILED, None])), max_size=40))
+@settings(max_examples=examples(400), deadline=None)
+def test_no_task_is_deployed_while_a_hook_is_at_work(steps: list[tuple[str, HookReply | None]]) -> None:
+    """As the port does, the calls of a hook end in their order, however late."""
+    rig = failed_over("one", "two")
+    at_work: dict[str, list[job_actions.RestoreHook]] = {"one": [], "two": []}
+    for name, reply in steps:
+        for call in asked(rig):
+            at_work[call.name].append(call)
+        if reply is None:
+            rig.pass_time(500)
+        elif at_work[name]:
+            rig.feed(outcome_of(at_work[name].pop(0), reply))
+        if rig.state == "RUNNING":
+            assert at_work == {"one": [], "two": []}
+            return
 
 
 def test_a_new_leader_of_a_running_job_restores_nothing_and_its_checkpoints_have_their_hooks() -> None:
