@@ -339,7 +339,7 @@ class HookRestoreView(msgspec.Struct, frozen=True):
     """Master hooks that an attempt waits for: none of its tasks is deployed before each is back at the checkpoint."""
 
     missing: tuple[str, ...]
-    """By name; those that are not back, or the one that failed while another try waits."""
+    """By name; those that are not back, or those that failed or were late while another try waits."""
     since_ms: int
     """When the first call for the attempt was made, wall clock."""
     failed_tries: int = 0

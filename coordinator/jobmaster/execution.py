@@ -398,8 +398,10 @@ class NextAttempt:
         """Master hooks that are not back at its checkpoint."""
         self._hooks_since_ms = -1
         """When they were called first, wall clock."""
-        self._hook_failed = ""
-        """The one that failed, while another try waits."""
+        self._hooks_until_ms = -1
+        """When the newest call is over for those that are missing."""
+        self._hooks_failed: frozenset[str] = frozenset()
+        """Those that failed or were late, while another try waits."""
         self.deployments: dict[int, Deployment] = {}
         """Deployments by slot; empty until deployed."""
 
@@ -410,8 +412,18 @@ class NextAttempt:
     @property
     def hook_restore(self) -> HookRestoreView | None:
         """What it waits for of its master hooks; None: for none."""
-        missing = self._hooks_missing or frozenset({self._hook_failed} if self._hook_failed else ())
+        missing = self._hooks_missing or self._hooks_failed
         return HookRestoreView(tuple(sorted(missing)), self._hooks_since_ms, self._hook_tries_failed) if missing else None
+
+    @property
+    def hooks_until_ms(self) -> int | None:
+        """When hooks that are missing are late; None: none is missing."""
+        return self._hooks_until_ms if self._hooks_missing else None
+
+    @property
+    def late_hooks(self) -> frozenset[str]:
+        """Master hooks whose time is over. The port answers for them by itself, but that must not be all that a job waits for."""
+        return self._hooks_missing if self._turn.now_ms >= self._hooks_until_ms else frozenset()
 
     @property
     def retry_ms(self) -> int | None:
@@ -436,12 +448,13 @@ class NextAttempt:
     def _restore_hooks(self, stored: Mapping[str, HookState]) -> None:
         """Take the job's master hooks back to the checkpoint, before any task is deployed. States of others are dropped."""
         config = self._graph.config
-        self._hooks_missing, self._hook_failed = frozenset(config.master_hooks), ""
+        self._hooks_missing, self._hooks_failed = frozenset(config.master_hooks), frozenset()
         if self._hooks_since_ms < 0:
             self._hooks_since_ms = self._turn.wall_ms
         self._under_way = bool(self._hooks_missing)
         self._hook_try += 1
         found, timeout_ms = self.restore, config.master_hook_timeout_ms
+        self._hooks_until_ms = self._turn.now_ms + timeout_ms
         checkpoint_id, at_ms = (found.checkpoint_id, found.timestamp_ms) if found is not None else (0, 0)
         self._turn.out += [
             job_actions.RestoreHook(self.number, self._hook_try, name, checkpoint_id, at_ms, stored.get(name), timeout_ms)
@@ -458,10 +471,10 @@ class NextAttempt:
             self._hooks_missing -= {event.name}
             self._under_way = bool(self._hooks_missing)
 
-    def hook_failed(self, name: str) -> bool:
-        """An awaited hook failed: prepare anew later; False after HOOK_TRIES_MAX."""
+    def hooks_failed(self, names: frozenset[str]) -> bool:
+        """Awaited hooks failed, or are late: prepare anew later; False after HOOK_TRIES_MAX."""
         self._states, self._hooks_missing, self._under_way = None, frozenset(), False
-        self._hook_failed = name
+        self._hooks_failed = names
         self._hook_tries_failed += 1
         self._retry_ms = self._turn.now_ms + PREPARE_RETRY_MS
         return self._hook_tries_failed < HOOK_TRIES_MAX

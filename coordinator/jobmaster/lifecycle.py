@@ -37,7 +37,7 @@ from holdfast.coordinator.jobmaster.restart_backoff import RestartBackoff
 from holdfast.coordinator.jobmaster.slots import JobTurn, Slot, SlotPool
 from holdfast.coordinator.notes import AttemptDeployed, AttemptFailed, AttemptInitialized, FirstRecords, StateChanged
 from holdfast.coordinator.totals import Totals, derive_job_totals, reached
-from holdfast.coordinator.views import RestoredView
+from holdfast.coordinator.views import NO_ANSWER, RestoredView
 from holdfast.statebackends.errors import HoldfastError, InvariantError, MasterHookError
 
 FINAL_RETRY_MS = 200
@@ -179,7 +179,8 @@ class Lifecycle:
         return taken
 
     def next_deadline_ms(self) -> int | None:
-        times = [self._result_retry_ms, self._cancel_until_ms, self.next.retry_ms, self._final_retry_ms, self._restart_at_ms]
+        times = [self._result_retry_ms, self._cancel_until_ms, self._final_retry_ms, self._restart_at_ms]
+        times += (self.next.retry_ms, self.next.hooks_until_ms)
         if self.state is JobState.RECONCILING:
             times.append(self._reconcile_until_ms)
         return min((time for time in times if time is not None and time > self._turn.now_ms), default=None)
@@ -316,11 +317,15 @@ class Lifecycle:
 
     def hook_not_restored(self, event: job_events.HookNotRestored) -> None:
         """A master hook is not back at the attempt's checkpoint. No task runs without that; another try may succeed."""
-        if not self.next.awaits(event):
-            return
-        error = event.error
-        if not self.next.hook_failed(event.name) and error is None:
-            error = MasterHookError(f"master hook {event.name!r} could not be restored: {event.message}", hooks=[event.name])
+        if self.next.awaits(event):
+            self._hooks_failed(frozenset({event.name}), event.message, event.error)
+
+    def _hooks_failed(self, names: frozenset[str], message: str, error: HoldfastError | None = None) -> None:
+        """`error`: why no try can succeed."""
+        if not self.next.hooks_failed(names) and error is None:
+            hooks = sorted(names)
+            text = f"master hook {', '.join(map(repr, hooks))} could not be restored: {message}"
+            error = MasterHookError(text, hooks=hooks)
         if error is not None:
             self.impossible(error)
 
@@ -350,6 +355,9 @@ class Lifecycle:
 
     def _deploy_when_ready(self) -> None:
         if self._is_left or not self._coordinator.is_quiet or self._inbox:
+            return
+        if late := self.next.late_hooks:
+            self._hooks_failed(late, NO_ANSWER)
             return
         backoff = self.backoff.record(now_ms=self._turn.now_ms, wall_ms=self._turn.wall_ms)
         self.next.prepare(self.restore_point, self.backoff.restarts, self._totals_restored(), backoff)

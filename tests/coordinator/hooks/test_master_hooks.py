@@ -25,7 +25,7 @@ from tests.coordinator.bench import A, B, Bench, of
 from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB
 from tests.examples import examples
-from tests.scenarios.hooks import ONE, bench_with, fail_over, metadata_of, reply_of, running_rig
+from tests.scenarios.hooks import ONE, TWO, bench_with, fail_over, metadata_of, reply_of, running_rig
 
 STATE = HookState("one", 1, b"x")
 
@@ -322,6 +322,58 @@ def test_a_late_failure_of_an_earlier_try_fails_neither_the_next_one_nor_the_job
     rig.feed(outcome_of(one_again, DONE))
     rig.feed(outcome_of(two_again, DONE))
     assert rig.state == "RUNNING"
+
+
+def test_a_hook_that_is_not_back_in_its_time_is_asked_again_and_its_late_outcome_does_not_count() -> None:
+    rig = failed_over("one", "two")
+    one, two = asked(rig)
+    rig.feed(outcome_of(two, DONE))
+    rig.pass_time(one.timeout_ms)
+    one_again, two_again = asked(rig)
+    shown = rig.master.lifecycle.next.hook_restore
+    assert shown == HookRestoreView(("one", "two"), 1_000, 1)
+    for outcome in (outcome_of(one, DONE), outcome_of(two_again, DONE)):
+        rig.feed(outcome)
+        assert rig.state == "RESTARTING"
+    rig.feed(outcome_of(one_again, DONE))
+    assert rig.state == "RUNNING"
+    rig.pass_time(one.timeout_ms)
+    assert rig.state == "RUNNING", "nobody is awaited any more"
+
+
+def test_between_two_tries_all_hooks_that_were_late_are_named() -> None:
+    rig = failed_over("one", "two", "three")
+    one, three, two = asked(rig)
+    rig.feed(outcome_of(three, DONE))
+    rig.now += one.timeout_ms
+    rig.feed(events.DeadlineReached())
+    shown = rig.master.lifecycle.next.hook_restore
+    assert (shown, asked(rig)) == (HookRestoreView(("one", "two"), 1_000, 1), [])
+
+
+def test_hooks_without_an_outcome_fail_the_job_after_some_tries_which_keeps_its_checkpoints() -> None:
+    """Whatever becomes of a call in the port, a job that waits for ever is no answer."""
+    rig = failed_over("one", "two")
+    rig.pass_time(120_000)
+    assert [(each.try_number, each.name) for each in asked(rig)] == [
+        (number, name) for number in range(1, HOOK_TRIES_MAX + 1) for name in ("one", "two")
+    ]
+    assert rig.master.state in (JobState.FAILING, JobState.FAILED)
+    assert "master hook 'one', 'two' could not be restored: no answer in time" in (rig.master.lifecycle.failure or "")
+    assert metadata_of(rig, 1).hooks == (ONE, TWO)
+
+
+def test_hooks_that_are_never_reset_keep_a_job_from_its_first_start_and_fail_it() -> None:
+    rig = Rig(master_hooks=("one",))
+    rig.hooks = silent
+    rig.actions.clear()
+    rig.open(rig.setup)
+    for slot in (0, 1):
+        rig.register(slot)
+    assert (rig.state, [each.try_number for each in asked(rig)]) == ("CREATED", [1])
+    rig.pass_time(120_000)
+    assert [each.try_number for each in asked(rig)] == [*range(2, HOOK_TRIES_MAX + 1)]
+    assert rig.master.state in (JobState.FAILING, JobState.FAILED)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from([DONE, DONE, FAILED, None])), max_size=40))
