@@ -7,13 +7,11 @@ What the process says is bytes here. It bounds its own memory and processor time
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import os
 import resource
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from holdfast.barriers.children import KILLED_SECONDS_MAX, die_with_parent, end_group, has_exited, kill_group
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,11 @@ what started them, which the kernel might end with them."""
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Limit and use of a control group, version 2 and version 1."""
-KILLED_SECONDS_MAX = 5.0
-"""How long the end of a killed process is waited for: one that storage holds dies when that answers."""
 _LOOK_S, _POLL_S = 0.25, 0.02
 """Between two looks whether a process has ended whose output is still open, or closed."""
 _CHUNK_BYTES = 1 << 16
 _STARTED_BY = "HOLDFAST_STARTED_BY"
 """Variable of the environment of a confined process: the process that started it."""
-_PR_SET_PDEATHSIG = 1
 
 
 class ProcessEnd(StrEnum):
@@ -95,7 +92,7 @@ class ConfinedProcess:
         with self._lock:
             self._is_killed = True
             if self._process is not None:
-                _kill_session(self._process)
+                kill_group(self._process)
 
     def run(self, command: Sequence[str], request: bytes) -> Ended:
         """Start the command in a session of its own, with the import path of this process, and wait for its end. Its standard
@@ -125,7 +122,7 @@ class ConfinedProcess:
         deadline_s = time.monotonic() + self._seconds_max
         output, end = self._exchange(process, request, deadline_s)
         if end is ProcessEnd.EXITED:
-            while not (has_ended := _has_ended(process)) and time.monotonic() < deadline_s:
+            while not (has_ended := has_exited(process)) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
             end = end if has_ended else ProcessEnd.TIMED_OUT
         with self._lock:
@@ -156,7 +153,7 @@ class ConfinedProcess:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return bytes(output), ProcessEnd.TIMED_OUT
-                had_ended = _has_ended(process)  # then all that it said is in the pipe
+                had_ended = has_exited(process)  # then all that it said is in the pipe
                 ready = {key.fileobj for key, _ in selector.select(0 if had_ended else min(left_s, _LOOK_S))}
                 if process.stdin in ready:
                     rest = _written(process.stdin.fileno(), rest)
@@ -178,14 +175,9 @@ class ConfinedProcess:
         with self._lock:
             if self._process is not process:
                 return
-            _kill_session(process)
-            self._process = None  # nobody signals its session behind this: its number may be another's
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILLED_SECONDS_MAX)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            self._process = None  # no other thread signals its group behind this: its number may be another's
+        if not end_group(process):
+            logger.warning("a confined process, pid %d, was killed and runs on after %g s", process.pid, KILLED_SECONDS_MAX)
 
 
 def _has_yielded(process: subprocess.Popen[bytes]) -> bool:
@@ -214,19 +206,6 @@ def _written(descriptor: int, rest: memoryview) -> memoryview:
         return rest
     except OSError:
         return rest[:0]
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended; its code is not taken, so that its number stays its own until its session is killed."""
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def import_path() -> str:
@@ -275,10 +254,9 @@ def bound_process(memory_bytes_max: int, seconds_max: int) -> int:
     """Within the confined process: yield to other processes, use no more private memory and processor time than this, be the first
     that a kernel without memory ends, and die with the thread that started this one. Returns the bytes of memory that it may use:
     fewer than `memory_bytes_max` in a small container."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.environ.get(_STARTED_BY, str(os.getppid())) != str(os.getppid()):
-        os._exit(1)  # it died before this process could ask to die with it
+    started_by = os.environ.get(_STARTED_BY)
+    if not die_with_parent(int(started_by) if started_by else None):
+        os._exit(1)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)  # refused, the process that waits for this one tells
     with contextlib.suppress(OSError):

@@ -1,31 +1,25 @@
-"""The process of one master hook: `python -m holdfast.coordinator.hooks.child MODULE:NAME`. Started by `process.py` alone.
+"""The process of one master hook: `python -m holdfast.coordinator.hooks.child MODULE:NAME PARENT`. Started by `process.py` alone.
 
 What the hook prints goes to standard error: standard output, as it was, carries answers. The process ends with its coordinator."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
-import signal
 import sys
 from typing import Any
 
+from holdfast.barriers.children import die_with_parent
 from holdfast.coordinator.hooks.calls import MESSAGE_CHARS_MAX, HookCallKind, HookVerdict
 from holdfast.coordinator.hooks.frames import FRAME_BYTES_MAX, PREFIX, HookAnswer, HookRequest, decode_request, frame
 from holdfast.coordinator.hooks.hook import HookCheckpoint, MasterHook
 from holdfast.statebackends.snapshot.metadata import HOOK_STATE_BYTES_MAX
 
-PR_SET_PDEATHSIG = 1
 
-
-def main(spec: str) -> None:
-    """Answer requests until there are no more."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            return
+def main(spec: str, parent: int) -> None:
+    """Answer requests until there are no more. `parent`: pid of the coordinator."""
+    if not die_with_parent(parent):
+        return
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -98,4 +92,4 @@ def _failed(request: HookRequest, message: str) -> HookAnswer:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

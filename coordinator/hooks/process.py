@@ -10,7 +10,6 @@ import logging
 import os
 import queue
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.barriers.children import KILLED_SECONDS_MAX, end_group, has_exited
 from holdfast.coordinator.confined import import_path
 from holdfast.coordinator.hooks.calls import MESSAGE_CHARS_MAX, HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.hooks.frames import FRAME_BYTES_MAX, PREFIX, HookAnswer, HookRequest, decode_answer, frame
@@ -33,6 +33,9 @@ CALLS_WAITING_MAX = 16
 
 CLOSE_TIMEOUT_MS = 2_000
 """How long a hook may take to close."""
+
+_GONE_S, _LOOK_S = 1.0, 0.01
+"""How long the end of a process is waited for that has closed its pipes, and between two looks."""
 
 
 class HookError(HoldfastError):
@@ -72,24 +75,17 @@ class HookProcess:
             raise
 
     def kill(self) -> None:
-        """End it, and what it started in its process group."""
+        """End it, and what it started in its process group. One that does not die is left: the next call starts another."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if process is not None and not end_group(process):
+            text = "the process of master hook %s, pid %d, was killed and runs on after %g s; it is left"
+            logger.warning(text, self._spec, process.pid, KILLED_SECONDS_MAX)
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
             environment["PYTHONPATH"] = import_path()
-            command = [sys.executable, "-m", "holdfast.coordinator.hooks.child", self._spec]
+            command = [sys.executable, "-m", "holdfast.coordinator.hooks.child", self._spec, str(os.getpid())]
             try:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0, bufsize=0
@@ -146,9 +142,11 @@ class HookProcess:
     def _gone(self) -> str:
         process = self._process
         assert process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-        code = process.returncode
+        until_s = time.monotonic() + _GONE_S
+        while not (has_ended := has_exited(process)) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        self.kill()
+        code = process.returncode if has_ended else None
         how = "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
         return f"its process ended{how}; standard error of the coordinator has what it said"
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from holdfast.barriers.children import die_with_parent
 from holdfast.barriers.descriptors import raise_descriptor_limit
 from holdfast.barriers.messages import ShutdownWorker, StandbyOrder
 from holdfast.barriers.processes import sight
@@ -53,7 +54,6 @@ from holdfast.statebackends.storage.port import ReadFile, Storage
 
 log = logging.getLogger("holdfast.worker")
 
-PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 WATCH_INTERVAL_S = 0.5
@@ -391,11 +391,8 @@ def _tie_to_parent(spec: WorkerSpec) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parent = os.getppid()
-    if spec.watch_parent and sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died between the two calls: the signal will never come
-            os._exit(EXIT_ORPHANED)
+    if spec.watch_parent and not die_with_parent(parent):
+        os._exit(EXIT_ORPHANED)
     return parent
 
 
