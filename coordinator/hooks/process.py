@@ -61,7 +61,7 @@ class HookProcess:
         return self._process is not None
 
     def ask(self, call: HookCall, deadline_s: float) -> HookReply:
-        """Call the hook; `deadline_s` is of time.monotonic. Raises HookError, and nothing is running then."""
+        """Call the hook; `deadline_s` is of time.monotonic. Raises HookError; behind any error none runs."""
         self._number += 1
         state = call.state
         version, content = (0, None) if state is None else (state.version, state.state)
@@ -70,7 +70,7 @@ class HookProcess:
         try:
             self._send(frame(request), deadline_s)
             return _checked(self._receive(deadline_s), request, call.name)
-        except HookError:
+        except Exception:
             self.kill()
             raise
 
@@ -178,6 +178,7 @@ class _HookThread:
     """The calls of one hook, one after the other, on a thread of its own. Its process dies with this thread."""
 
     def __init__(self, name: str, process: HookProcess) -> None:
+        """Raises RuntimeError if the system has no more threads."""
         self._name = name
         self._process = process
         self._calls: queue.Queue[_Waiting | None] = queue.Queue(CALLS_WAITING_MAX)
@@ -204,7 +205,7 @@ class _HookThread:
         while not self._closing.is_set():
             waiting = self._calls.get()
             if waiting is not None and not self._closing.is_set():
-                waiting.ended(self._ask(waiting))
+                self._answer(waiting)
         if self._process.is_running:
             call = HookCall(HookCallKind.CLOSE, self._name, 0)
             reply = self._ask(_Waiting(call, time.monotonic() + CLOSE_TIMEOUT_MS / 1000, lambda _reply: None))
@@ -212,11 +213,21 @@ class _HookThread:
                 logger.warning("master hook %r could not be closed: %s", self._name, reply.message)
         self._process.kill()
 
+    def _answer(self, waiting: _Waiting) -> None:
+        reply = self._ask(waiting)
+        try:
+            waiting.ended(reply)
+        except Exception:  # the calls behind it have answers, too
+            logger.exception("the end of a call of master hook %r could not be told", self._name)
+
     def _ask(self, waiting: _Waiting) -> HookReply:
         try:
             return self._process.ask(waiting.call, waiting.deadline_s)
         except HookError as error:
             return HookReply(HookVerdict.FAILED, message=str(error), timed_out=error.timed_out)
+        except Exception as error:  # a job waits for an answer, whatever is the matter
+            logger.exception("a call of master hook %r failed unexpectedly", self._name)
+            return HookReply(HookVerdict.FAILED, message=f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX])
 
 
 class ProcessHooks:
@@ -233,17 +244,28 @@ class ProcessHooks:
 
     def call(self, call: HookCall, ended: Callable[[HookReply], None]) -> None:
         deadline_s = time.monotonic() + call.timeout_ms / 1000
-        with self._lock:
-            if self._closed:
-                return
-            spec = self._specs.get(call.name)
-            thread = self._threads.get(call.name)
-            if thread is None and spec is not None:
-                thread = self._threads[call.name] = _HookThread(call.name, HookProcess(spec, self._job_id, self._epoch))
-        if thread is None:
-            ended(HookReply(HookVerdict.FAILED, message="it is not installed where the coordinator runs"))
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                thread = self._thread_of(call.name)
+        except HookError as error:
+            ended(HookReply(HookVerdict.FAILED, message=str(error)))
         else:
             thread.put(_Waiting(call, deadline_s, ended))
+
+    def _thread_of(self, name: str) -> _HookThread:
+        """Raises HookError if there is none."""
+        known, spec = self._threads.get(name), self._specs.get(name)
+        if known is not None:
+            return known
+        if spec is None:
+            raise HookError("it is not installed where the coordinator runs")
+        try:
+            thread = self._threads[name] = _HookThread(name, HookProcess(spec, self._job_id, self._epoch))
+        except RuntimeError as error:  # within a job's turn, which it would end
+            raise HookError(f"no thread can be started for it: {error}") from error
+        return thread
 
     def close(self) -> None:
         with self._lock:

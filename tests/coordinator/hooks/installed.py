@@ -61,6 +61,15 @@ class Hanging(Stateful):
         return None
 
 
+class Leaving(Stateful):
+    """Dies and leaves a process of its own behind."""
+
+    def trigger_checkpoint(self, checkpoint: HookCheckpoint) -> bytes | None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        _log(f"child {child.pid}")
+        os._exit(7)
+
+
 class Dying(Stateful):
     def trigger_checkpoint(self, checkpoint: HookCheckpoint) -> bytes | None:
         os._exit(7)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +17,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.barriers.children import end_group
 from holdfast.coordinator.config import ServiceConfig
+from holdfast.coordinator.hooks import process as process_module
 from holdfast.coordinator.hooks import registry as registry_module
 from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.hooks.frames import HookAnswer, HookRequest, encode
-from holdfast.coordinator.hooks.process import HookError, _checked
+from holdfast.coordinator.hooks.process import HookError, HookProcess, _checked
 from holdfast.coordinator.hooks.registry import HookRegistry
 from holdfast.coordinator.service import CoordinatorService
 from holdfast.statebackends.errors import InvalidConfigError
@@ -92,6 +97,89 @@ def test_one_that_hangs_is_killed_with_what_it_started_and_the_next_call_starts_
         pids |= {int(line.split()[2]) for line in log.read_text().splitlines() if " child " in line}
         wait_until(lambda: not any(map(runs, pids)), lambda: time.sleep(0.01), what="the end of its processes")
         assert ask(port, HookCall(HookCallKind.RESET, "hook", 0, timeout_ms=FIRST_MS)) == HookReply()
+
+
+def test_one_that_does_not_die_is_left_and_its_call_is_answered(
+    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one in the midst of a read of a network disk that is gone."""
+    left: list[subprocess.Popen[bytes]] = []
+
+    def leave(process: subprocess.Popen[bytes]) -> bool:
+        left.append(process)
+        return False
+
+    monkeypatch.setattr(process_module, "end_group", leave)
+    with hooks_of(hook="Raising") as port, caplog.at_level(logging.WARNING):
+        assert ask(port, HookCall(HookCallKind.RESET, "hook", 0, timeout_ms=FIRST_MS)) == HookReply()
+        assert ask(port, trigger(1, timeout_ms=0)).timed_out
+        assert [process.pid for process in left] == [int(log.read_text().split()[0])]
+        assert f"pid {left[0].pid}, was killed and runs on" in caplog.text
+        monkeypatch.undo()
+        assert ask(port, HookCall(HookCallKind.RESET, "hook", 0, timeout_ms=FIRST_MS)) == HookReply(), "of another process"
+    assert end_group(left[0])
+
+
+def test_what_a_dead_hook_had_started_ends_too(log: Path) -> None:
+    with hooks_of(hook="Leaving") as port:
+        assert "exit code 7" in ask(port, trigger()).message
+    (child,) = (int(line.split()[2]) for line in log.read_text().splitlines() if " child " in line)
+    wait_until(lambda: not runs(child), lambda: time.sleep(0.01), what="the end of its child")
+
+
+def test_an_error_that_nobody_foresaw_is_an_answer_and_the_next_call_starts_anew(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hooks_of(hook="Stateful") as port:
+        with monkeypatch.context() as patched:
+            patched.setattr(HookProcess, "_receive", _break)
+            reply = ask(port, trigger())
+        assert (reply.verdict, reply.message) == (HookVerdict.FAILED, "OSError: [Errno 5] not now")
+        pid = int(log.read_text().split()[0]) if log.exists() else 0
+        assert not pid or not runs(pid)
+        assert ask(port, trigger(2)).verdict is HookVerdict.DONE
+
+
+def _break(*_: object) -> bytes:
+    raise OSError(5, "not now")
+
+
+def test_an_answer_that_can_t_be_told_keeps_no_other_call_from_its_own() -> None:
+    told: list[HookReply] = []
+
+    def fail(reply: HookReply) -> None:
+        told.append(reply)
+        raise ValueError("of whoever asked")
+
+    with hooks_of(hook="Stateful") as port:
+        port.call(trigger(1), fail)
+        assert ask(port, trigger(2)).verdict is HookVerdict.DONE
+    assert len(told) == 1
+
+
+class _NoThreads(threading.Thread):
+    """A system that has no more threads for hooks until `failures` were refused."""
+
+    failures = 0
+
+    def start(self) -> None:
+        if self.name.startswith("hook-") and _NoThreads.failures:
+            _NoThreads.failures -= 1
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(_NoThreads, "failures", count)
+    monkeypatch.setattr(threading, "Thread", _NoThreads)
+
+
+def test_without_a_thread_a_call_fails_and_a_later_one_is_performed(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch, 1)
+    with hooks_of(hook="Stateful") as port:
+        message = "no thread can be started for it: can't start new thread"
+        assert ask(port, trigger()) == HookReply(HookVerdict.FAILED, message=message)
+        assert ask(port, trigger(2)).verdict is HookVerdict.DONE
 
 
 def runs(pid: int) -> bool:
@@ -227,6 +315,16 @@ def test_a_job_resets_its_hooks_and_closes_them_at_its_end(tmp_path: Path, log: 
     assert lines(log) == ["reset 0", "close"]
     pids = {int(line.split()[0]) for line in log.read_text().splitlines()}
     wait_until(lambda: not any(map(runs, pids)), lambda: time.sleep(0.01), what="the end of its process")
+
+
+def test_a_job_is_led_on_where_a_thread_for_its_hook_is_refused_and_the_next_try_has_one(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, 1)
+    with coordinator(tmp_path / "state", "Stateful") as service:
+        service.submit(submission(word_count(1, **settings("stateful"))))
+        wait_until(lambda: log.exists() and "reset 0" in lines(log), lambda: time.sleep(0.005), timeout_s=60, what="the reset")
+    assert _NoThreads.failures == 0
 
 
 def test_a_job_that_names_a_hook_that_is_not_installed_is_refused_before_anything_is_written(tmp_path: Path) -> None:

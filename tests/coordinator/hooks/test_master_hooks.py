@@ -343,7 +343,7 @@ def test_a_hook_that_is_not_back_in_its_time_is_asked_again_and_its_late_outcome
 
 def test_between_two_tries_all_hooks_that_were_late_are_named() -> None:
     rig = failed_over("one", "two", "three")
-    one, three, two = asked(rig)
+    one, three, _ = asked(rig)
     rig.feed(outcome_of(three, DONE))
     rig.now += one.timeout_ms
     rig.feed(events.DeadlineReached())
