@@ -20,8 +20,8 @@ def die_with_parent(parent: int | None = None) -> bool:
     """Have the kernel kill this process as the thread that started it ends; on Linux alone. False: that process has ended before,
     and no signal will come.
 
-    `parent`: its pid, as it told this process itself. None: nobody told it, and a parent that ended before this call is not
-    missed."""
+    `parent`: its pid, as it told this process itself. None: nobody told it, and the end of a parent before this call goes
+    unnoticed."""
     expected = os.getppid() if parent is None else parent
     with contextlib.suppress(OSError, AttributeError):  # another system has no prctl
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
