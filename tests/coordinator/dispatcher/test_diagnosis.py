@@ -32,7 +32,7 @@ def running(service: CoordinatorService, **settings: Any) -> Crew:
 def test_a_job_from_its_first_checkpoint_to_its_end_and_after_a_restart_of_the_coordinator(tmp_path: Path) -> None:
     root = str(tmp_path / "state")
     service = leading(ServiceConfig(root, seed=1))
-    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="retain")
+    crew = running(service, checkpoint_interval_ms=20, retention_on_cancel="retain", retained_checkpoints=100)
     job_id = crew.job_id
     crew.until_completed(4)
     found = service.explain(job_id, service.checkpoints(job_id).history[-1].checkpoint_id)
