@@ -14,7 +14,7 @@ from holdfast.api.testing.clock import ManualClock
 from holdfast.api.testing.coordinator import InlinePool, LocalCoordinator, WorkQueue
 from holdfast.api.testing.gateway import LocalGateway
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.exchange.frames import EncodedFrame, Frame, FrameDecoder, FrameEncoder
+from holdfast.barriers.exchange.frames import EncodedFrame, Frame, FrameEncoder
 from holdfast.barriers.jobgraph import SubmissionAccepted
 from holdfast.barriers.messages import (
     Answerable,
@@ -25,6 +25,7 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
+from holdfast.barriers.transport.admission import AttemptPeers
 from holdfast.barriers.transport.port import LocalNetwork, LocalTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.task.chain import ChainNode
@@ -73,20 +74,24 @@ class Failure:
 
 
 class _Transport(LocalTransport):
-    """Between workers, as between processes, batches travel encoded: what can't be pickled fails here, too."""
+    """Between workers, as between processes, batches travel encoded: what can't be pickled, or made anew from a pickle, fails here,
+    too, and at the same end."""
 
     def __init__(self, network: LocalNetwork, slot: int) -> None:
         super().__init__(network, slot)
         self._own_slot = slot
-        self._codecs: dict[int, tuple[FrameEncoder, FrameDecoder]] = {}
+        self._encoder = FrameEncoder()
+
+    def start(self, peers: AttemptPeers) -> None:
+        super().start(peers)
+        self._encoder = FrameEncoder()
 
     def send(self, frame: Frame) -> None:
-        if frame.target_slot != self._own_slot and isinstance(frame.payload, Batch):
-            if frame.attempt not in self._codecs:
-                self._codecs = {frame.attempt: (FrameEncoder(), FrameDecoder())}
-            encoder, decoder = self._codecs[frame.attempt]
-            frame = decoder.decode(EncodedFrame.of(encoder.encode(frame)))
-        super().send(frame)
+        slot = frame.target_slot
+        if slot != self._own_slot and isinstance(frame.payload, Batch):
+            self._hand_over(slot, EncodedFrame.of(self._encoder.encode(frame)))
+        else:
+            self._hand_over(slot, frame)
 
 
 class _Builder(SubtaskBuilder):

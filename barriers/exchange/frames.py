@@ -9,7 +9,7 @@ the header is read, until its sender, attempt, channel (admission.py) and sequen
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias, assert_never, cast
 
@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.barriers.elements import Batch, ElementEvent
+from holdfast.barriers.elements import Batch, ElementEvent, Row
 from holdfast.barriers.exchange.credits import CreditAnnouncement
+from holdfast.barriers.rows import REPR_CHARACTERS_MAX
 from holdfast.statebackends.decoding import UNDECODABLE
-from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.errors import HoldfastError, InvalidRowError, ProtocolError
 
 Part: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 """Anything with the buffer protocol."""
@@ -126,10 +127,17 @@ class FrameEncoder:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
     def encode(self, frame: Frame, part_bytes_max: int = PART_BYTES_MAX) -> list[Part]:
-        """Parts of one multipart message, none above part_bytes_max; nothing large is copied. Raises ProtocolError."""
+        """Parts of one multipart message, none above part_bytes_max; nothing large is copied.
+
+        Raises InvalidRowError and SchemaMismatchError for a row that can't travel, ProtocolError for anything else that can't."""
         payload = frame.payload
         if isinstance(payload, Batch):
-            return self._batch(frame, payload, part_bytes_max)
+            try:
+                return self._batch(frame, payload, part_bytes_max)
+            except HoldfastError:
+                raise
+            except Exception as error:
+                raise ProtocolError(f"a batch can't be encoded: {error}", channel=tuple(frame.channel)) from error
         if isinstance(payload, CreditAnnouncement):
             return _control(frame, FrameKind.CREDIT, payload)
         if isinstance(payload, LastSequence):
@@ -141,10 +149,7 @@ class FrameEncoder:
         tail: list[Part] = [] if stamps is None else [pa.py_buffer(np.ascontiguousarray(stamps, np.int64))]
         flags = {"timestamps": stamps is not None}
         if batch.schema is None:
-            try:
-                rows = pickle.dumps(list(batch.rows()), protocol=5)
-            except Exception as error:
-                raise ProtocolError(f"rows can't be pickled: {error}", channel=tuple(frame.channel)) from error
+            rows = _pickled(list(batch.rows()))
             return _message(frame, FrameKind.ROWS, [rows, *tail], part_bytes_max, **flags)
         columns = batch.columns()
         if _has_dictionary(columns.schema):
@@ -251,6 +256,33 @@ def decode_header(parts: Sequence[Any]) -> Header:
     if header.version != FRAME_VERSION:
         raise ProtocolError(f"frame version {header.version}", expected=FRAME_VERSION, got=header.version)
     return header
+
+
+def _pickled(rows: list[Row]) -> bytes:
+    """Raises InvalidRowError with the first row that can't be pickled."""
+    try:
+        return pickle.dumps(rows, protocol=5)
+    except Exception as error:
+        reason = f"it can't be pickled: {type(error).__name__}: {_text_of(error, str)}"
+        record = next((_text_of(row, repr) for row in rows if not _is_picklable(row)), None)
+        shown = "" if record is None else f"; record {record}"
+        raise InvalidRowError(f"a row can't be sent to another process, {reason}{shown}", reason=reason, record=record) from error
+
+
+def _is_picklable(row: Row) -> bool:
+    try:
+        pickle.dumps(row, protocol=5)
+    except Exception:
+        return False
+    return True
+
+
+def _text_of(value: object, form: Callable[[object], str]) -> str:
+    """Text of a user's object, truncated. One that has none does not hide the error that it belongs to."""
+    try:
+        return form(value)[:REPR_CHARACTERS_MAX]
+    except Exception as error:
+        return f"<{type(value).__name__} whose {form.__name__} raises {type(error).__name__}>"
 
 
 def _control(frame: Frame, kind: FrameKind, payload: ElementEvent | CreditAnnouncement | LastSequence) -> list[Part]:

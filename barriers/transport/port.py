@@ -38,7 +38,9 @@ class Transport(Protocol):
         """Start an attempt: connect to the peers. From now on only their frames of this attempt, on their channels, count."""
 
     def send(self, frame: Frame) -> None:
-        """Hand a frame to its target slot, never blocking. Credit bounds what is in flight."""
+        """Hand a frame to its target slot, never blocking. Credit bounds what is in flight.
+
+        Raises what FrameEncoder.encode does for a frame that can't travel: its sender has lost it."""
 
     def poll(self, timeout_ms: int) -> list[Received]:
         """Received frames, in order per peer. Waits up to timeout_ms for the first; returns early, and empty, when woken."""
@@ -90,11 +92,11 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, slot: int) -> None:
         self._network = network
         self._slot = slot
-        self._inbox: deque[Frame | PeerLost] = deque()
+        self._inbox: deque[Received] = deque()
         self._woken = threading.Event()
         self._attempt = 0
         self._running = False
-        self._early: list[Frame] = []
+        self._early: list[AnyFrame] = []
         """Of an attempt that has not begun here."""
         self._ready: list[Received] = []
         self._peers: frozenset[int] = frozenset()
@@ -124,9 +126,12 @@ class LocalTransport:
                 self._lose(slot, "no such worker in this process")
 
     def send(self, frame: Frame) -> None:
-        target = self._network.find(frame.target_slot)
+        self._hand_over(frame.target_slot, frame)
+
+    def _hand_over(self, slot: int, frame: AnyFrame) -> None:
+        target = self._network.find(slot)
         if target is None:
-            self._lose(frame.target_slot, "the worker left")
+            self._lose(slot, "the worker left")
             return
         target._deliver(frame)
 
@@ -135,7 +140,7 @@ class LocalTransport:
             self._lost.add(slot)
             self._ready.append(PeerLost(slot, reason))
 
-    def _counts(self, frame: Frame) -> bool:
+    def _counts(self, frame: AnyFrame) -> bool:
         """A frame of the attempt that runs; one of a later attempt waits for it."""
         if frame.attempt > self._attempt:
             if len(self._early) >= EARLY_FRAMES_MAX:
@@ -143,7 +148,7 @@ class LocalTransport:
             self._early.append(frame)
         return self._running and frame.attempt == self._attempt
 
-    def _deliver(self, received: Frame | PeerLost) -> None:
+    def _deliver(self, received: Received) -> None:
         self._inbox.append(received)
         self._woken.set()
 

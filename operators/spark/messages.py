@@ -23,7 +23,7 @@ _ROWS = (
 """Kinds of error caused by one row, which the restarted job reads again."""
 _LEAVE_OUT = {
     "InvalidRecordError": "To take such records out of the stream: side_output(hf.DEAD_LETTERS) of it",
-    "InvalidRowError": "To leave such rows out: filter() in front of the sink",
+    "InvalidRowError": "To leave such rows out: filter() in front of what refuses them",
 }
 _SKIP = 'To leave such rows out: on_error="skip" of map, filter, flat_map and assign_timestamps'
 

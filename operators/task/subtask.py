@@ -391,6 +391,10 @@ class Subtask:
         for mail in early:
             self._handle(mail)
 
+    def fail(self, error: BaseException) -> None:
+        """What it has emitted can't leave: nothing of it may leave any more. Between steps, on the loop's thread."""
+        self._fail(error)
+
     def _fail(self, error: BaseException) -> None:
         if self.state in TERMINAL or self.state is TaskState.CANCELING:
             return

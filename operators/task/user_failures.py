@@ -24,6 +24,7 @@ from holdfast.statebackends.errors import (
     HoldfastError,
     InvalidConfigError,
     InvalidKeyError,
+    InvalidRowError,
     InvalidTimestampError,
     ReadOnlyStateError,
     StateOverflowError,
@@ -262,6 +263,20 @@ def returned_none(
         function=function_name(function),
         frames="",
     )
+
+
+def unsent_error(error: HoldfastError, *, operator: str, subtask: int, receiver: str, receiver_subtask: int) -> HoldfastError:
+    """The error of an operator whose output can't be sent to a subtask of another process. One that names who made the row already
+    keeps its words."""
+    message, fields = error.message, error.fields
+    if not message.startswith("operator "):
+        message = f"{_where(operator, subtask)}, to {_where(receiver, receiver_subtask)}: {message}"
+    if isinstance(error, InvalidRowError):
+        message += "; emit what pickle takes, or columns: declare them with returns="
+        fields = {**error.fields, "operator": operator, "receiver": receiver, "frames": ""}
+    found = type(error).of(message, {"operator": operator, **fields, "subtask": subtask})
+    found.__cause__ = error  # where it comes from, for whoever reads the whole trace
+    return found
 
 
 def stack_trace(error: BaseException) -> str:

@@ -37,8 +37,9 @@ from holdfast.barriers.transport.port import PeerLost, Received, Transport
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, SplitsRequested
 from holdfast.operators.task.subtask import TERMINAL, Report, Subtask
 from holdfast.operators.task.timing import Spent, TimePerSecond, later_second
+from holdfast.operators.task.user_failures import unsent_error
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
-from holdfast.statebackends.errors import PeerLostError, ProtocolError
+from holdfast.statebackends.errors import HoldfastError, InvariantError, PeerLostError, ProtocolError
 from holdfast.statebackends.panics import failure_of
 from holdfast.statebackends.secrets import hide_resolved
 
@@ -51,6 +52,8 @@ STEP_TOLD_MS = 500
 """A step that has lasted so long is told before it ends, with the time that it takes: the loop tells between rounds alone."""
 LOOK_INTERVAL_MS = 2
 """Time since the last look at what has arrived, from which on another one is taken between two steps."""
+
+_SENDING_NOTHING = frozenset({TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,22 +419,47 @@ class Worker:
                 if each.subtask.state not in TERMINAL:
                     each.subtask.mailbox.put(FailSubtask(error))
 
-    def _send(self, each: DeployedSubtask, now_ms: int) -> None:
-        state = each.subtask.state
-        if state in (TaskState.FAILED, TaskState.CANCELING, TaskState.CANCELED):
+    def _send(self, each: DeployedSubtask, now_ms: int, *, is_idle: bool = False) -> None:
+        """What a subtask has for others. `is_idle`: partial batches go, too. Never raises for what user code emitted: that is
+        FAILED."""
+        if each.subtask.state in _SENDING_NOTHING or not self._send_output(each, now_ms, is_idle=is_idle):
             return
-        for output in each.outputs:
-            if output.is_drained:
-                continue
-            output.flush(now_ms)
-            for frame in output.take_frames():
-                self._transport.send(frame)
         if each.subtask.is_collecting:
             each.subtask.outputs_moved()
             self._note_age(each)
-        if each.gate is not None and state is TaskState.RUNNING:
+        if each.gate is not None and each.subtask.state is TaskState.RUNNING:
             for index, announcement in each.gate.take_announcements():
                 self._transport.send(each.inputs[index].announcement(announcement))
+
+    def _send_output(self, each: DeployedSubtask, now_ms: int, *, is_idle: bool) -> bool:
+        """Whether all could be sent that may leave. If not, the subtask has failed: a frame of its has gone missing."""
+        try:
+            frames = _leaving(each, now_ms, is_idle=is_idle)
+        except BaseException as error:
+            each.subtask.fail(failure_of(error))
+            return False
+        for frame in frames:
+            try:
+                self._transport.send(frame)
+            except InvariantError:
+                raise
+            except HoldfastError as error:
+                each.subtask.fail(self._unsent(error, frame))
+                return False
+        return True
+
+    def _unsent(self, error: HoldfastError, frame: Frame) -> HoldfastError:
+        """The error of a frame that could not be encoded, with the names of both ends."""
+        assert self._attempt is not None
+        graph, channel = self._attempt.deployment.graph, frame.channel
+        edge = next(each for each in graph.edges if each.edge_id == channel.edge)
+        return unsent_error(
+            error,
+            operator=edge.source_operator,
+            subtask=channel.producer,
+            receiver=graph.vertex(edge.target).operators[0].uid,
+            receiver_subtask=channel.consumer,
+        )
 
     def _flush_idle(self) -> None:
         """Send partial batches, since no more records arrive for now."""
@@ -439,9 +467,7 @@ class Worker:
             return
         now_ms = self._clock.monotonic_ms()
         for each in self._attempt.subtasks:
-            for output in each.outputs:
-                output.flush_all()
-            self._send(each, now_ms)
+            self._send(each, now_ms, is_idle=True)
 
     def _write_behind(self) -> bool:
         """Let one subtask write behind once, so that arriving frames don't wait for the others. Whether there may be more to
@@ -464,6 +490,20 @@ class Worker:
     def _send_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             self._transport.send(frame)
+
+
+def _leaving(each: DeployedSubtask, now_ms: int, *, is_idle: bool) -> list[Frame]:
+    """Frames of a subtask that may leave now."""
+    frames: list[Frame] = []
+    for output in each.outputs:
+        if output.is_drained:
+            continue
+        if is_idle:
+            output.flush_all()
+        else:
+            output.flush(now_ms)
+        frames += output.take_frames()
+    return frames
 
 
 def _peers_of(deployment: Deployment, slot: int) -> AttemptPeers:

@@ -511,12 +511,46 @@ def test_a_checkpoint_that_fails_says_why() -> None:
             job.checkpoint()
 
 
+def unsendable(stream: hf.Stream) -> hf.Stream:
+    spoiled = stream.map(lambda value: value["key"] if value["value"] >= 0 else lambda: value).uid("spoil")
+    return spoiled.broadcast().filter(lambda value: isinstance(value, str)).uid("next")
+
+
+UNSENDABLE = r"^operator 'spoil', subtask \d, to operator 'next', subtask \d: a row can't be sent to another process, it can't be"
+
+
 def test_rows_that_no_process_could_send_fail_between_workers(job: hf.testing.Job) -> None:
-    feed = job.input("events", EVENTS)
-    job.output(feed.stream.map(lambda value: (lambda: value)).broadcast().filter(callable))
-    job.start()
-    with pytest.raises(hf.ProtocolError, match="rows can't be pickled"):
+    feed, _ = started(job, unsendable)
+    with pytest.raises(hf.InvalidRowError, match=UNSENDABLE) as raised:
+        feed.add(row("a", -1))
+    assert (raised.value.operator, raised.value.receiver, job.status) == ("spoil", "next", "FAILED")
+
+
+def test_after_a_row_that_no_process_could_send_the_restart_strategy_decides() -> None:
+    strategy = hf.RestartStrategy("fixed_delay", attempts_max=2, delay_ms=1_000)
+    with hf.testing.Job(parallelism=2, restart=strategy) as job:
+        feed, _ = started(job, unsendable)
+        feed.add([row("a", -1), row("b", 1)])
+        assert job.status == "RESTARTING"
+        job.advance(to_ms=1_500)
+        assert job.status == "RESTARTING", "the same workers came to the same row again"
+        with pytest.raises(hf.InvalidRowError, match=UNSENDABLE):
+            job.advance(to_ms=60_000)
+        assert job.status == "FAILED"
+
+
+class Odd(Exception):
+    """Is pickled, and not to be made anew: Python calls it with its args."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(one)
+
+
+def test_rows_that_no_process_could_receive_fail_between_workers(job: hf.testing.Job) -> None:
+    feed, _ = started(job, lambda stream: stream.map(lambda value: Odd(1, 2)).broadcast().filter(bool))
+    with pytest.raises(hf.ProtocolError, match=r"a ROWS frame can't be decoded: .* missing 1 required positional argument"):
         feed.add(row("a", 1))
+    assert job.status == "FAILED"
 
 
 # ------------------------------------------------------------------------------------------------------------- counters

@@ -34,7 +34,7 @@ from holdfast.barriers.exchange.frames import (
     Header,
     LastSequence,
 )
-from holdfast.statebackends.errors import ProtocolError
+from holdfast.statebackends.errors import InvalidRowError, ProtocolError, SchemaMismatchError
 from tests.examples import examples
 
 CHANNEL = ChannelId(1, 2, 3)
@@ -115,8 +115,35 @@ def test_columns_before_their_schema_are_refused() -> None:
 
 
 def test_rows_that_cannot_be_pickled_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="can't be pickled"):
-        FrameEncoder().encode(frame(Batch(rows=[lambda: 1])))
+    with pytest.raises(InvalidRowError, match=r"a row can't be sent to another process, it can't be pickled: ") as raised:
+        FrameEncoder().encode(frame(Batch(rows=["a", lambda: 1, lambda: 2])))
+    assert raised.value.record is not None
+    assert raised.value.record.startswith("<function")
+    assert raised.value.reason.startswith("it can't be pickled: ")
+
+
+def test_a_row_that_tells_nothing_of_itself_is_refused_like_any_other() -> None:
+    class Mute:
+        def __reduce__(self) -> str:
+            raise MuteError
+
+        def __repr__(self) -> str:
+            raise ValueError
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    with pytest.raises(InvalidRowError) as raised:
+        FrameEncoder().encode(frame(Batch(rows=[Mute()])))
+    assert raised.value.record == "<Mute whose repr raises ValueError>"
+    assert raised.value.reason == "it can't be pickled: MuteError: <MuteError whose str raises ValueError>"
+
+
+def test_a_row_that_does_not_fit_the_declared_columns_is_refused() -> None:
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    with pytest.raises(SchemaMismatchError, match="operator 'made': row 0 of a batch doesn't fit the declared schema, column 'a'"):
+        FrameEncoder().encode(frame(Batch(rows=[{"a": "x"}], schema=schema, producer="made")))
 
 
 def large_rows() -> list[Any]:

@@ -31,7 +31,7 @@ from holdfast.barriers.transport.authentication import PeerAuthentication
 from holdfast.barriers.transport.port import LocalNetwork, LocalTransport, PeerLost, Received, Transport
 from holdfast.barriers.transport.socketfolder import make_socket_folder
 from holdfast.barriers.transport.zmq_transport import CurveKeys, ZmqTransport
-from holdfast.statebackends.errors import InvalidConfigError, InvariantError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError, InvariantError
 
 Maker = Callable[[int], Any]
 
@@ -115,6 +115,15 @@ def test_the_key_of_every_peer_is_needed(stack: ExitStack) -> None:
     peers = AttemptPeers(1, {0: Peer(transport.address), 1: Peer("tcp://127.0.0.1:5000")}, CHANNELS)
     with pytest.raises(InvalidConfigError, match="key of slot 1"):
         transport.start(peers)
+
+
+def test_what_can_not_be_encoded_costs_no_connection(stack: ExitStack) -> None:
+    sender, receiver = zmq_transport(stack, 0), zmq_transport(stack, 1)
+    begin(1, sender, receiver)
+    with pytest.raises(InvalidRowError, match="can't be pickled"):
+        sender.send(frame(1, Batch(rows=[lambda: 1])))
+    sender.send(frame(1))
+    assert collect(receiver, 1) == [frame(1)]
 
 
 def test_peers_wait_for_the_slowest_cancellation_that_the_job_allows() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from holdfast.barriers.exchange.channels import OutputGate
+from holdfast.barriers.exchange.frames import EncodedFrame, Frame, FrameEncoder
 from holdfast.barriers.jobgraph import RocksDBConfig
 from holdfast.barriers.messages import (
     CancelTasks,
@@ -26,6 +30,7 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     TaskState,
 )
+from holdfast.barriers.transport.port import LocalTransport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment
 from holdfast.operators.datastream.stream import Stream
@@ -36,7 +41,7 @@ from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.subtask import Subtask
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX
-from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.rocksdb.write_buffer import WriteBuffer
 from holdfast.statebackends.state import ValueStateDescriptor
@@ -395,6 +400,88 @@ def test_stop_without_drain_and_restore_loses_and_repeats_nothing(tmp_path: Path
     cluster.run_until(lambda: coordinator.all_running)
     cluster.run_to_end()
     assert committed("mem://stop") == expected(20_000)
+
+
+class EncodingTransport(LocalTransport):
+    """As between processes, what is for another worker is encoded."""
+
+    def send(self, frame: Frame) -> None:
+        if frame.target_slot == self._slot:
+            super().send(frame)
+        else:
+            self._hand_over(frame.target_slot, EncodedFrame.of(FrameEncoder().encode(frame)))
+
+
+SPOILED: dict[str, Callable[[], Any]] = {}
+"""What rows become, by the job's path: the plan is pickled, so it can only name it."""
+
+
+def spoil(path: str, row: Any) -> Any:
+    return SPOILED[path]() if path in SPOILED and row["id"] >= 700 else row
+
+
+def spoiling_job(path: str, *, returns: Any = None, **options: Any) -> JobPlan:
+    OUTPUTS.pop(path, None)
+    env = Environment("spoiling", parallelism=2, step_budget_ms=1, **options)
+    rows = env.from_source(GeneratorSource(make_batch, 1_000, SCHEMA, batch_rows=50)).uid("source")
+    spoiled = rows.map(partial(spoil, path), returns=returns).uid("spoil")
+    taken = spoiled.rebalance().map(lambda row: {"id": 1, "key": isinstance(row, dict) + 0}, returns=SCHEMA).uid("next")
+    taken.sink_to(ParquetSink(path, "out", open_storage=open_output), uid="sink")
+    return env.build()
+
+
+UNSENT = [
+    (threading.Lock, None, "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row can't be sent"),
+    (lambda: (number for number in range(3)), None, "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row"),
+    (lambda: {"id": 1, "key": "x"}, SCHEMA, "SchemaMismatchError: operator 'spoil': row "),
+]
+
+
+@pytest.mark.parametrize(("made", "returns", "told"), UNSENT)
+@pytest.mark.parametrize("rows_max", [65_536, 8], ids=["small batches wait", "batches go at once"])
+def test_a_row_that_can_not_be_sent_fails_who_made_it_and_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, returns: Any, told: str, rows_max: int
+) -> None:
+    monkeypatch.setattr("tests.harness.mini.LocalTransport", EncodingTransport)
+    path = f"mem://unsent-{tmp_path.name}"
+    plan = spoiling_job(path, returns=returns, batch_rows_max=rows_max)
+    cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
+    coordinator, workers = cluster.coordinator, list(cluster.workers)
+    monkeypatch.setitem(SPOILED, path, made)
+    cluster.deploy()
+    with pytest.raises(AssertionError, match="a subtask failed"):
+        cluster.run_until(lambda: coordinator.all_drained)
+    failed = [status for status in coordinator.statuses.values() if status.state is TaskState.FAILED]
+    assert [status.error.startswith(told.format(status.subtask, 1 - status.subtask)) for status in failed] == [True] * len(failed)
+    assert {coordinator.graph.vertex(status.vertex).operators[-1].uid for status in failed} == {"spoil"}
+    assert all("File" not in status.traceback for status in failed), "frames of ours say nothing of a row"
+    monkeypatch.delitem(SPOILED, path)
+    cluster.deploy()
+    cluster.run_to_end()
+    assert workers == cluster.workers
+    assert read_committed(path, "out", open_storage=open_output).num_rows == 1_000
+
+
+def test_what_goes_wrong_in_the_transport_itself_still_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(transport: LocalTransport, frame: Frame) -> None:
+        raise InvariantError("no peer of this attempt")
+
+    cluster = MiniCluster(count_job(400, "mem://transport"), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    monkeypatch.setattr(LocalTransport, "send", refuse)
+    with pytest.raises(InvariantError, match="no peer of this attempt"):
+        cluster.run_until(lambda: cluster.coordinator.all_drained)
+
+
+def test_what_fails_while_output_is_gathered_fails_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(gate: OutputGate) -> None:
+        raise ArithmeticError("too large together")
+
+    cluster = MiniCluster(count_job(400, "mem://gathered"), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    monkeypatch.setattr(OutputGate, "take_frames", fail)
+    with pytest.raises(AssertionError, match="a subtask failed: ArithmeticError: too large together"):
+        cluster.run_until(lambda: cluster.coordinator.all_drained)
 
 
 def test_plan_without_an_operator_of_the_graph_fails_the_deployment(tmp_path: Path) -> None:
