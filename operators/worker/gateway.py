@@ -104,6 +104,9 @@ BLOCK_BYTES = 256 * 1024
 """Bytes of a body sent at a time. Each part has the time of a connect; sent whole, the body had it as a whole, and state of
 megabytes never arrived over a slow link."""
 
+REFUSAL_BYTES_MAX = 64 * 1024
+"""Bytes that are read of the refusal of a stream."""
+
 REJECTED_STATUS = frozenset({400, 401, 403, 413, 415, 422})
 """Statuses that the same request will get again."""
 CONTENT_STATUS = frozenset({400, 413, 415, 422})
@@ -336,16 +339,22 @@ class CoordinatorHttp:
                 timeout=timeout,
                 preload_content=False,
             )
+            data = b"" if answer.status == 200 else _refusal(answer)
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error, self._target.url) from error
-        if answer.status != 200:
-            data = answer.read()
-            answer.release_conn()
-            check_answer(answer.status, answer.headers, data)
+        check_answer(answer.status, answer.headers, data)
         return answer
 
     def close(self) -> None:
         self._pool.clear()
+
+
+def _refusal(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """Body of a refusal of a stream, or its beginning. Raises what urllib3 does when it breaks off."""
+    try:
+        return answer.read(REFUSAL_BYTES_MAX)
+    finally:
+        answer.close()
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
@@ -571,8 +580,7 @@ class Gateway:
                 self._deliver(command)
                 return None
             case OpenStream():
-                self._open_stream(action)
-                return None
+                return self._open_stream(action)
             case SendRegister(body=body):
                 self.rejection = None
                 return self._ask("register", lambda: self._register(body))
@@ -665,15 +673,27 @@ class Gateway:
 
     # --------------------------------------------------------------------------------------------------- reader thread
 
-    def _open_stream(self, action: OpenStream) -> None:
-        """Read a new stream on its own thread; the one before is closed, and its late events are dropped."""
+    def _open_stream(self, action: OpenStream) -> Event | None:
+        """Read a new stream on its own thread; the one before is closed, and its late events are dropped. An event: it can't be."""
         self._end_stream()
         reader = threading.Thread(
             target=self._read, args=(action, self._generation), name=f"holdfast-commands-{self._generation}", daemon=True
         )
-        reader.start()
+        try:
+            reader.start()
+        except RuntimeError as error:  # the system has no more threads: heartbeats must go on
+            log.warning("the command stream can't be read yet: %s", error)
+            return RequestFailed("stream")
+        return None
 
     def _read(self, action: OpenStream, generation: int) -> None:
+        try:
+            self._read_stream(action, generation)
+        except Exception:  # without word of its end no other stream would be opened: the worker would be deaf, and go on beating
+            log.warning("the command stream failed, and is opened again", exc_info=True)
+            self._inbox.put(_FromStream(generation, RequestFailed("stream")))
+
+    def _read_stream(self, action: OpenStream, generation: int) -> None:
         def post(event: Event) -> None:
             self._inbox.put(_FromStream(generation, event))
 

@@ -60,7 +60,7 @@ from holdfast.operators.worker.kept_output import KeptOutput
 from holdfast.operators.worker.leader_retrieval import SILENT_ROUNDS
 from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.session import REGISTER_BYTES_MAX
-from holdfast.operators.worker.session_events import WorkerIdentity
+from holdfast.operators.worker.session_events import OpenStream, WorkerIdentity
 from holdfast.operators.worker.stacks import StackSampler
 from holdfast.statebackends.errors import (
     AuthenticationError,
@@ -68,6 +68,7 @@ from holdfast.statebackends.errors import (
     InvalidConfigError,
     NotLeaderError,
     StateDirectoryNotSharedError,
+    StorageUnavailableError,
 )
 from holdfast.statebackends.handles import InlineHandle, KeyedStateHandle, KeyGroupRange, OperatorSubtaskState
 from holdfast.statebackends.layout import DIRECTORY_FILE, RUN_FILE
@@ -115,6 +116,8 @@ class FakeCoordinator:
         """What it says of it; None: what is so."""
         self.ack_types: list[str] = []
         """Content types of requests with acknowledgements, refused ones, too."""
+        self.cut_streams: list[tuple[str, str, bytes]] = []
+        """(header that says how long it is, its value, what there is of it) of refusals of streams that break off."""
         self.closing = threading.Event()
         handler = self._handler()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -196,9 +199,19 @@ class FakeCoordinator:
                 self.end_headers()
                 self.wfile.write(data)
 
+            def _refuse_and_cut(self, header: str, value: str, body: bytes) -> None:
+                self.send_response(503)
+                self.send_header(header, value)
+                self.end_headers()
+                self.wfile.write(body)
+                self.close_connection = True
+
             def do_GET(self) -> None:
                 after = int(self.path.rpartition("after=")[2])
                 fake.requests.append(("commands", after))
+                if fake.cut_streams:
+                    self._refuse_and_cut(*fake.cut_streams.pop())
+                    return
                 self.send_response(200)
                 self.end_headers()
                 sent = after
@@ -546,6 +559,64 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     eventually(lambda: client.gateway.unreachable_since_ms is None, "contact")
     client.gateway.close()
     second.close()
+
+
+CHUNKED = ("Transfer-Encoding", "chunked")
+CUT = [("Content-Length", "100", b'{"err'), (*CHUNKED, b'20\r\n{"err'), (*CHUNKED, b"x\r\n")]
+
+
+@pytest.mark.parametrize("cut", CUT, ids=["content length", "chunk", "no chunk"])
+def test_a_stream_whose_refusal_breaks_off_is_asked_for_again(fake: FakeCoordinator, cut: tuple[str, str, bytes]) -> None:
+    fake.cut_streams.append(cut)
+    client = Client(fake.url)
+    fake.commands.append(ShutdownWorker("done"))
+    eventually(lambda: client.delivered == fake.commands, "the command, over the next stream")
+    assert len(fake.of("commands")) == 2
+    client.gateway.close()
+
+
+def test_a_refusal_without_end_is_not_read_to_its_end(fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.operators.worker.gateway.REFUSAL_BYTES_MAX", 8)
+    fake.cut_streams.append(("Content-Length", str(1 << 40), b'{"errors'))
+    http = CoordinatorHttp(CoordinatorAddress(fake.url, "secret"), "job", 0)
+    with pytest.raises(StorageUnavailableError, match=r'503 : \{"errors'):
+        http.stream(OpenStream(1, "s1", 0))
+    http.close()
+
+
+def test_a_reader_that_fails_for_any_reason_is_followed_by_another(
+    fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, opened = [RuntimeError("a defect"), RuntimeError("another")], CoordinatorHttp.stream
+
+    def open_stream(http: CoordinatorHttp, action: OpenStream) -> Any:
+        if left:
+            raise left.pop()
+        return opened(http, action)
+
+    monkeypatch.setattr(CoordinatorHttp, "stream", open_stream)
+    client = Client(fake.url)
+    fake.commands.append(ShutdownWorker("done"))
+    eventually(lambda: client.delivered == fake.commands, "the command, over the third stream")
+    client.gateway.close()
+    assert "the command stream failed" in caplog.text
+
+
+def test_a_reader_that_can_not_be_started_is_started_later(fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the process's limit of threads: without its control thread the worker would be taken for dead."""
+    left = [RuntimeError("can't start new thread")]
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if left and self.name.startswith("holdfast-commands"):
+                raise left.pop()
+            super().start()
+
+    monkeypatch.setattr("holdfast.operators.worker.gateway.threading", SimpleNamespace(**{**vars(threading), "Thread": Thread}))
+    client = Client(fake.url)
+    fake.commands.append(ShutdownWorker("done"))
+    eventually(lambda: client.delivered == fake.commands, "the command")
+    client.gateway.close()
 
 
 def test_one_of_several_coordinators_is_left_when_its_stream_can_not_be_opened_again() -> None:
