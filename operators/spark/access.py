@@ -27,6 +27,7 @@ from holdfast.operators.spark.shipping import package_path, ship_package
 from holdfast.operators.spark.slots import (
     Ended,
     RddBackend,
+    SparkStoppedError,
     WorkerBackend,
     WorkerReport,
     WorkerTemplate,
@@ -251,9 +252,8 @@ class ConnectBackend:
         self._run_id = uuid4().hex[:8]
 
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
-        """Raises RuntimeError when the session has ended: no worker can be started any more."""
         if self._session.is_stopped:
-            raise RuntimeError("the session of Spark Connect has ended")
+            raise SparkStoppedError("the session of Spark Connect has ended")
         template = self._template.launched(self._launch_key, slot, spawn)
 
         def run() -> None:

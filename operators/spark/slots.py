@@ -36,6 +36,7 @@ from holdfast.operators.spark.supervisor import (
 )
 from holdfast.operators.worker.main import WorkerSpec, run_worker
 from holdfast.operators.worker.working_folders import kill_process, root_of_user
+from holdfast.statebackends.errors import HoldfastError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -132,11 +133,16 @@ log = logging.getLogger("holdfast.spark")
 Ended = Callable[[WorkerEnd, str], None]
 
 
+class SparkStoppedError(HoldfastError):
+    """The SparkContext, or the session of Spark Connect, has ended: no worker can be started any more."""
+
+
 class WorkerBackend(Protocol):
     """Place where workers run: Spark's classic API, or anything else that starts one process per slot."""
 
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
-        """Start a worker; `ended` is called once, from any thread. Raises when no worker can be started any more."""
+        """Start a worker; `ended` is called once, from any thread. Raises SparkStoppedError; any other error may pass, and the
+        worker was not started."""
 
     def cancel(self, slot: int, spawn: int) -> None: ...
 
@@ -163,6 +169,7 @@ class RddBackend:
     def start(self, slot: int, spawn: int, ended: Ended) -> None:
         from pyspark import InheritableThread
 
+        self._check_alive()
         template = self._launched(slot, spawn)
 
         def run() -> None:
@@ -175,7 +182,15 @@ class RddBackend:
             else:
                 ended(*outcome_of(reports[0]))
 
-        InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
+        try:
+            InheritableThread(target=run, name=f"holdfast-worker-{slot}-{spawn}", daemon=True).start()
+        except Exception:
+            self._check_alive()  # such a thread asks Spark as it starts
+            raise
+
+    def _check_alive(self) -> None:
+        if has_stopped(self._context):
+            raise SparkStoppedError("the SparkContext has ended")
 
     def _launched(self, slot: int, spawn: int) -> WorkerTemplate:
         """Template of one worker, with the proof that it was started here."""
@@ -186,6 +201,23 @@ class RddBackend:
 
     def _group(self, slot: int, spawn: int) -> str:
         return f"holdfast-{self._template.job_id}-{self._template.submission}-{slot}-{spawn}"
+
+
+def has_stopped(context: SparkContext) -> bool:
+    """Whether no job can be started on a context any more. A call that fails says nothing of that: connections to Spark are lost
+    for a moment, as by Ctrl-C (interrupts.py)."""
+    from py4j.protocol import Py4JError
+
+    known = context._jsc
+    if known is None:
+        return True
+    process = getattr(context._gateway, "proc", None)  # Spark's, where this program started it
+    if process is not None and process.poll() is not None:
+        return True
+    try:
+        return bool(known.sc().isStopped())
+    except Py4JError:
+        return False
 
 
 def outcome_of(report: WorkerReport) -> tuple[WorkerEnd, str]:
@@ -278,11 +310,14 @@ class SlotRunner:
             log.info("worker %d is started again: %s", slot, self._supervisor.last_errors.get(slot, "it was asked to"))
         try:
             self._backend.start(slot, spawn, lambda end, error: self.post(WorkerEnded(slot, spawn, end, error)))
-        except Exception as error:
-            # Only a stopped SparkContext refuses a new thread: no worker can run here any more.
+        except SparkStoppedError as error:
             log.warning("worker %d can't be started, Spark has stopped: %s", slot, error)
+            self.post(StopRequested())  # first: a worker that died is started again at once
             self.post(WorkerEnded(slot, spawn, WorkerEnd.DIED, str(error)))
-            self.post(StopRequested())
+        except Exception as error:
+            # Such as at the process's limit of threads: the others run on, and this one is tried again like one that died.
+            log.warning("worker %d can't be started now: %s: %s", slot, type(error).__name__, error)
+            self.post(WorkerEnded(slot, spawn, WorkerEnd.DIED, f"{type(error).__name__}: {error}"))
 
 
 def _now_ms() -> int:

@@ -17,7 +17,7 @@ import pytest
 import holdfast as hf
 from holdfast.api.launch import Exposure, exposure_of
 from holdfast.operators.spark.access import ConnectAccess, ConnectBackend
-from holdfast.operators.spark.slots import WorkerTemplate
+from holdfast.operators.spark.slots import SparkStoppedError, WorkerTemplate
 from holdfast.operators.spark.supervisor import WorkerEnd
 from holdfast.statebackends.errors import InvalidConfigError, NotEnoughSlotsError
 
@@ -147,7 +147,7 @@ def test_a_worker_is_a_query_whose_tag_ends_it_and_no_other() -> None:
         assert over[0].wait(10)
         assert ended[0][0] is expected
     session.is_stopped = True
-    with pytest.raises(RuntimeError, match="has ended"):
+    with pytest.raises(SparkStoppedError, match="has ended"):
         start(0, 3)
 
 

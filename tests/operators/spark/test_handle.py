@@ -6,11 +6,13 @@ import io
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from holdfast.barriers.jobgraph import JobConfig, JobGraph, JobVertex, OperatorDescription
 from holdfast.barriers.messages import CheckpointKind, FailureReason
@@ -597,6 +599,97 @@ def test_a_worker_that_can_not_be_killed_from_here_stops_no_other(monkeypatch: p
         runner._perform(action)
     runner._perform(CancelWorker(0, 1, SeenWorker(0, 1, True, pid=2**62, fingerprint="f" * 32)))
     assert isinstance(runner._next(), WorkerEnded)
+
+
+class Refusing(Workers):
+    """Slot 1 gets no worker while there are refusals."""
+
+    def __init__(self, *refusals: Exception) -> None:
+        super().__init__()
+        self.refusals = list(refusals)
+        self.started: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+
+    def start(self, slot: int, spawn: int, ended: Ended) -> None:
+        if slot == 1 and self.refusals:
+            raise self.refusals.pop(0)
+        self.started.append((slot, spawn))
+        super().start(slot, spawn, ended)
+
+    def cancel(self, slot: int, spawn: int) -> None:
+        self.cancelled.append(slot)
+        if (slot, spawn) in self.started:
+            super().cancel(slot, spawn)
+
+
+def test_a_worker_that_can_not_be_started_now_is_started_later_and_no_other_is_cancelled() -> None:
+    """As at the driver's limit of threads."""
+    workers = Refusing(*(RuntimeError("can't start new thread") for _ in range(3)))
+    runner = SlotRunner(SlotSupervisor(2), workers, lambda slot, error: None)
+    runner.start()
+    await_(lambda: len(workers.started) == 2)
+    assert (workers.started, workers.cancelled) == ([(0, 1), (1, 4)], [])
+    assert (runner.last_errors, runner.ended.is_set()) == ({1: "RuntimeError: can't start new thread"}, False)
+    for ended in workers.ended:
+        ended(WorkerEnd.LEFT, "done")
+    assert runner.ended.wait(10)
+
+
+def test_where_spark_has_stopped_all_workers_are_cancelled() -> None:
+    workers = Refusing(*(spark_slots.SparkStoppedError("the SparkContext has ended") for _ in range(5)))
+    runner = SlotRunner(SlotSupervisor(2), workers, lambda slot, error: None)
+    runner.start()
+    assert runner.ended.wait(10)
+    assert len(workers.refusals) == 4, "nothing is tried again"
+    assert (workers.started, workers.cancelled, runner.abandoned) == ([(0, 1)], [0, 1], ())
+
+
+def await_(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def context_of(*, stopped: bool = False, exit_code: int | None = None, jsc: bool = True, error: Exception | None = None) -> Any:
+    def is_stopped() -> bool:
+        if error is not None:
+            raise error
+        return stopped
+
+    scala = SimpleNamespace(isStopped=is_stopped)
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code))
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala) if jsc else None, _gateway=gateway)
+
+
+def test_a_context_has_stopped_where_it_says_so_or_its_process_is_gone() -> None:
+    lost = Py4JNetworkError("Answer from Java side is empty")
+    assert not spark_slots.has_stopped(context_of())
+    assert not spark_slots.has_stopped(context_of(error=lost)), "as behind Ctrl-C, for a moment"
+    for gone in (context_of(jsc=False), context_of(stopped=True), context_of(exit_code=137, error=lost)):
+        assert spark_slots.has_stopped(gone)
+
+
+@pytest.mark.parametrize(("stops", "expected"), [(True, spark_slots.SparkStoppedError), (False, RuntimeError)])
+def test_a_thread_that_does_not_start_is_told_from_a_context_that_has_stopped(
+    monkeypatch: pytest.MonkeyPatch, stops: bool, expected: type[Exception]
+) -> None:
+    context = context_of()
+
+    class Thread:
+        def __init__(self, **_: Any) -> None: ...
+
+        def start(self) -> None:
+            if stops:
+                context._jsc = None
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("pyspark.InheritableThread", Thread)
+    template = spark_slots.WorkerTemplate("job", 1, "http://nowhere", None, "", b"", 1_000)
+    ended: list[WorkerEnd] = []
+    with pytest.raises(expected) as raised:
+        spark_slots.RddBackend(context, template, "job").start(0, 1, lambda end, _: ended.append(end))
+    assert (type(raised.value), ended) == (expected, [])
 
 
 def test_a_job_says_what_it_is_and_where_it_stands() -> None:
