@@ -22,10 +22,10 @@ import urllib3
 
 from holdfast.api.access.issued import check_token_id
 from holdfast.api.errors import ConnectionLostError, decode_error
-from holdfast.api.run_record import read_run_record
 from holdfast.api.settings import check_urls
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
+from holdfast.barriers.run_record import read_run_record
 from holdfast.barriers.tunable import SettingValue
 from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.api.settings import ServerSettings
+from holdfast.barriers.run_record import RunRecord, read_run_record
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.service import CoordinatorService

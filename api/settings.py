@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.api.logs import FORMATS, LEVELS
-from holdfast.api.run_record import RunRecord, read_run_record
 from holdfast.api.tokens import check_cleartext, check_exposure, check_token, is_loopback, load_or_create_token, read_token
+from holdfast.barriers.run_record import RunRecord, read_run_record
 from holdfast.coordinator.standby.election import TAKEOVER_AFTER_MS, TAKEOVER_AFTER_S3_MS, ElectionConfig
 from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.trust import read_authorities

@@ -17,11 +17,12 @@ from cryptography import x509
 
 from holdfast.api.doctor.findings import Finding, fault, ok, skipped, warning
 from holdfast.api.doctor.storage import skew
-from holdfast.operators.worker.trust import client_context
-from holdfast.statebackends.errors import PermissionDeniedError
+from holdfast.operators.worker.trust import CA_BYTES_MAX, client_context
+from holdfast.statebackends.errors import CorruptStateError, PermissionDeniedError
 from holdfast.statebackends.layout import AUTHORITY_FILE, CA_FILE
+from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import ReadFile, StatFile, Storage
+from holdfast.statebackends.storage.port import StatFile, Storage, run_flow
 
 TIMEOUT_S = 5.0
 EXPIRY_WARNING_S = 30 * 24 * 3600
@@ -97,7 +98,11 @@ def authority(trusted: str | None, state_directory: str | None) -> Iterator[Find
     """How long clients have an authority to trust. `trusted`: PEM, what they trust; None: what the state directory has for them."""
     text, origin = trusted, "the authority that clients here trust"
     if text is None and state_directory is not None:
-        path, text = _stored_authority(open_storage(state_directory))
+        try:
+            path, text = _stored_authority(open_storage(state_directory))
+        except CorruptStateError as error:
+            yield fault("authority", error.message, _REPLACE)
+            return
         origin = f"{path} of the state directory"
     if text is None:
         yield skipped("authority", "none is known here: clients trust those of their system, or the coordinator has no TLS")
@@ -113,11 +118,11 @@ def authority(trusted: str | None, state_directory: str | None) -> Iterator[Find
 
 def _stored_authority(storage: Storage) -> tuple[str, str | None]:
     """Where a state directory has its authority, and the certificate, PEM: the copy for clients, else the original, which only the
-    coordinator's user may read where it is a file."""
+    coordinator's user may read where it is a file. Raises CorruptStateError for one that is too long."""
     for path in (CA_FILE, AUTHORITY_FILE):
         try:
             if storage.execute(StatFile(path)) is not None:
-                return path, bytes(storage.execute(ReadFile(path))).decode("ascii", "replace")
+                return path, run_flow(read_whole(path, CA_BYTES_MAX), storage).decode("ascii", "replace")
         except PermissionDeniedError:
             continue
     return "", None

@@ -18,7 +18,6 @@ from holdfast.api.directory_guard import DirectoryGuard, OpenCoordinator, open_c
 from holdfast.api.events.webhook_file import read_webhooks
 from holdfast.api.flink.web_interface import check_web_interface
 from holdfast.api.logs import writing_log
-from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.api.server.member import standing_by
 from holdfast.api.server.pauses import HeapSettler
 from holdfast.api.server.server import RestServer, advertised_url, bind, describe_exposure
@@ -26,6 +25,7 @@ from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
 from holdfast.api.tls.live import LiveContext
 from holdfast.barriers.descriptors import raise_descriptor_limit
+from holdfast.barriers.run_record import RunRecord, write_run_record
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 

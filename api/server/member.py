@@ -15,11 +15,11 @@ from holdfast.api.directory_guard import CoordinatorRunningError, OpenCoordinato
 from holdfast.api.members.lock import HostLock
 from holdfast.api.members.membership import Membership, open_lock
 from holdfast.api.members.service import MemberService, as_coordinator
-from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.api.server.server import advertised_url, bind
 from holdfast.api.server.tls import ServedTls, served_tls
 from holdfast.api.settings import ServerSettings
 from holdfast.api.tls.live import LiveContext
+from holdfast.barriers.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.standby.records import Observation
 from holdfast.coordinator.standby.store import observe

@@ -24,13 +24,13 @@ from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.door import TlsDoor
 from holdfast.api.http.protocol import ConnectionGuard, GuardedProtocol
 from holdfast.api.members.membership import Membership
-from holdfast.api.run_record import read_run_record
 from holdfast.api.server.app import create_app
 from holdfast.api.settings import ServerSettings
 from holdfast.api.snapshots.forgettings import Forgettings
 from holdfast.api.tls.live import LiveContext
 from holdfast.api.tokens import is_loopback
 from holdfast.barriers.descriptors import sockets_allowed
+from holdfast.barriers.run_record import read_run_record
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError
 

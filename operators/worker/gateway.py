@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import queue
 import random
 import threading
@@ -41,6 +40,7 @@ from holdfast.barriers.messages import (
     SubtaskStatus,
     WorkerCommand,
 )
+from holdfast.barriers.run_record import read_run_record
 from holdfast.operators.task.context import Clock
 from holdfast.operators.worker.answers import Answering
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
@@ -83,7 +83,6 @@ from holdfast.statebackends.errors import (
     ProtocolError,
     StorageUnavailableError,
 )
-from holdfast.statebackends.layout import RUN_FILE
 
 log = logging.getLogger("holdfast.worker")
 
@@ -167,16 +166,9 @@ class CoordinatorAddress:
 
     def recorded_url(self) -> str | None:
         """URL in the state directory's file; None without one, or where our token may not be sent."""
-        if self.state_directory is not None:
-            path = os.path.join(self.state_directory, RUN_FILE)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as file:
-                url = str(json.load(file)["url"]).rstrip("/")
-                return url if is_safe_step(self.urls[0], url) else None
-        return None
-
-    def current_url(self) -> str:
-        """URL in the state directory's file, if our token may be sent there, else the first configured one."""
-        return self.recorded_url() or self.urls[0]
+        record = read_run_record(self.state_directory) if self.state_directory is not None else None
+        url = record.url.rstrip("/") if record is not None else ""
+        return url if is_safe_step(self.urls[0], url) else None
 
 
 class CoordinatorHttp:

@@ -11,10 +11,10 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.run_record import RunRecord, write_run_record
 from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.jobmaster.stopping import CUT_OFF
 from holdfast.coordinator.views import TriggerView

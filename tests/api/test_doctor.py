@@ -438,6 +438,16 @@ def test_an_authority_that_is_none_is_a_fault_and_no_authority_is_told(tmp_path:
     assert (broken.verdict, "holds no certificate" in broken.text) == (Verdict.FAULT, True)
 
 
+@pytest.mark.parametrize("name", [CA_FILE, AUTHORITY_FILE])
+def test_an_authority_that_grew_without_end_is_not_read_whole(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    (found,) = network.authority(None, str(tmp_path))
+    assert (found.verdict, found.text) == (Verdict.FAULT, f"{name}: longer than 1048576 bytes, which no such record is")
+
+
 def test_of_several_trusted_certificates_the_last_to_end_counts() -> None:
     today = datetime.datetime.now(datetime.UTC)
     old, new = (draw_authority(today - datetime.timedelta(days=days)).certificate_pem.decode() for days in (3_655, 0))

@@ -17,8 +17,8 @@ import holdfast as hf
 from holdfast.api.cli.main import app
 from holdfast.api.cli.stored_jobs import StoredJobs
 from holdfast.api.directory_guard import DirectoryGuard, without_coordinator
-from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.run_record import RunRecord, write_run_record
 from holdfast.coordinator.ha.records import ClaimRecord, ResultRecord, SubmissionRecord, derive_job_id, encode_record
 from holdfast.coordinator.history.records import encode_line
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError

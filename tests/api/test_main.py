@@ -12,10 +12,10 @@ import urllib3
 
 from holdfast.api.client import RestClient
 from holdfast.api.directory_guard import CoordinatorRunningError, DirectoryGuard
-from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, client_settings, server_settings
 from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.statebackends.errors import InvalidConfigError, InvariantError, StorageUnavailableError
 from holdfast.statebackends.layout import TOKEN_FILE
 from tests.api.fakes import JOB, FakeCoordinator, make_graph

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
-from holdfast.api.run_record import read_run_record
 from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.run_record import read_run_record
 from holdfast.operators.worker.trust import client_context, read_authorities
 from holdfast.statebackends.layout import AUTHORITY_FILE, TOKEN_FILE, WORKER_KEY_FILE
 from tests.api.fakes import make_graph

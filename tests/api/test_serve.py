@@ -17,8 +17,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.api.client import RestClient
-from holdfast.api.run_record import read_run_record
 from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.run_record import read_run_record
 from tests.api.fakes import make_graph
 
 pytestmark = pytest.mark.slow

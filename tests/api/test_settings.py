@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.api.server.server import advertised_url, bind
 from holdfast.api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
+from holdfast.barriers.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import RUN_FILE, TOKEN_FILE
 

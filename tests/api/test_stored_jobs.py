@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from holdfast.api.cli.main import app
 from holdfast.api.cli.stored_jobs import StoredJobs
 from holdfast.api.client import RestClient
-from holdfast.api.run_record import RunRecord, write_run_record
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings
 from holdfast.barriers.messages import CheckpointKind, FailureReason
+from holdfast.barriers.run_record import RunRecord, write_run_record
 from holdfast.coordinator.ha.records import (
     AbortRecord,
     AttemptRecord,

@@ -19,7 +19,6 @@ from holdfast.api.client import RestClient
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
 from holdfast.api.http.protocol import ConnectionGuard
 from holdfast.api.launch import Connector, Exposure
-from holdfast.api.run_record import read_run_record
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.server.tls import hosts_of
 from holdfast.api.settings import ServerSettings, Tls, client_settings, server_settings
@@ -28,6 +27,7 @@ from holdfast.api.tls.files import check_pair, expires_at, hosts_in
 from holdfast.api.tls.live import FilePair, LiveContext, OwnPair
 from holdfast.api.tls.stored import open_authority
 from holdfast.barriers.jobgraph import Submission
+from holdfast.barriers.run_record import read_run_record
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.operators.worker.gateway import CoordinatorAddress, CoordinatorHttp, UntrustedError
 from holdfast.operators.worker.trust import client_context, transport_failure

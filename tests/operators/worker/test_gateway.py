@@ -40,6 +40,7 @@ from holdfast.barriers.messages import (
     WorkerCommand,
     WorkerQuestion,
 )
+from holdfast.barriers.run_record import RunRecord, write_run_record
 from holdfast.barriers.transport.socketfolder import SocketFolder, make_socket_folder
 from holdfast.operators.task.pool import SystemClock, ThreadPool
 from holdfast.operators.worker import main as worker_main
@@ -551,7 +552,7 @@ def test_coordinator_that_restarts_elsewhere_is_found(tmp_path: Path) -> None:
     eventually(lambda: first.of("heartbeat"), "the first coordinator")
     first.close()
     second = FakeCoordinator(epoch=2)
-    (tmp_path / RUN_FILE).write_text(json.dumps({"url": second.url}))
+    write_run_record(tmp_path, RunRecord(second.url, 1, "host", 1))
     ack = AcknowledgeCheckpoint(0, 1, "v", 0)
     client.gateway.report(ack)
     eventually(lambda: second.of("register"), "the second coordinator")
@@ -688,18 +689,37 @@ def test_one_that_stands_still_is_probed_before_a_registration_waits_for_it() ->
         http.close()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://10.0.0.1:1", 7])
-def test_address_that_a_token_must_not_go_to_is_not_used(tmp_path: Path, url: object) -> None:
+@pytest.mark.parametrize(
+    ("url", "used"),
+    [
+        ("https://10.0.0.1:1/", "https://10.0.0.1:1"),
+        ("http://127.0.0.1:9", None),
+        ("http://10.0.0.1:1", None),
+        ("", None),
+        ("https://[", None),
+    ],
+)
+def test_address_that_a_token_must_not_go_to_is_not_used(tmp_path: Path, url: str, used: str | None) -> None:
     """A loopback address in a shared directory is that of another machine; an unencrypted one tells the token to the network."""
-    (tmp_path / RUN_FILE).write_text(json.dumps({"url": url}))
-    assert CoordinatorAddress("https://10.0.0.2:1", "secret", str(tmp_path)).current_url() == "https://10.0.0.2:1"
+    write_run_record(tmp_path, RunRecord(url, 1, "host", 1))
+    assert CoordinatorAddress("https://10.0.0.2:1", "secret", str(tmp_path)).recorded_url() == used
+
+
+def test_what_is_no_record_of_a_coordinator_keeps_no_worker_from_the_address_that_it_was_given(
+    fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    with open(tmp_path / RUN_FILE, "wb") as file:
+        file.truncate(1 << 40)
+    client = Client(fake.url, str(tmp_path))
+    eventually(lambda: fake.of("heartbeat"), "the coordinator")
+    client.gateway.close()
 
 
 def test_the_leader_that_the_address_names_is_registered_with(fake: FakeCoordinator, tmp_path: Path) -> None:
     """Whose address is in the state directory need not be who leads the job."""
     leader = FakeCoordinator(epoch=4)
     fake.leader = (leader.url, 4)
-    (tmp_path / RUN_FILE).write_text(json.dumps({"url": fake.url}))
+    write_run_record(tmp_path, RunRecord(fake.url, 1, "host", 1))
     client = Client("http://127.0.0.1:9", str(tmp_path))
     eventually(lambda: len(leader.of("heartbeat")) >= 2, "two heartbeats at the leader")
     assert set(leader.tokens) == {"Bearer secret"}
@@ -713,7 +733,7 @@ def test_a_leader_that_is_gone_is_told_to_who_named_it(fake: FakeCoordinator, tm
     """It is there that the job is led next, or at whatever address is in the state directory by then."""
     leader = FakeCoordinator(epoch=4)
     fake.leader = (leader.url, 4)
-    (tmp_path / RUN_FILE).write_text(json.dumps({"url": fake.url}))
+    write_run_record(tmp_path, RunRecord(fake.url, 1, "host", 1))
     client = Client(fake.url, str(tmp_path))
     eventually(lambda: leader.of("heartbeat"), "the leader")
     leader.close()
@@ -827,7 +847,7 @@ def test_coordinator_of_another_directory_of_that_name_gets_no_token(fake: FakeC
     """The driver's directory need not be shared: what is under its path on the worker's machine may be another deployment's."""
     (tmp_path / DIRECTORY_FILE).write_text(nonce)
     other = FakeCoordinator()
-    (tmp_path / RUN_FILE).write_text(json.dumps({"url": other.url}))
+    write_run_record(tmp_path, RunRecord(other.url, 1, "host", 1))
     for each in (fake, other):
         each.refuse["register"] = (409, "FencedError")
     spec = WorkerSpec(

@@ -430,14 +430,15 @@ def spoiling_job(path: str, *, returns: Any = None, **options: Any) -> JobPlan:
     return env.build()
 
 
+NOT_PICKLED = "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row can't be sent"
 UNSENT = [
-    (threading.Lock, None, "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row can't be sent"),
-    (lambda: (number for number in range(3)), None, "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row"),
+    (threading.Lock, None, NOT_PICKLED),
+    (lambda: (number for number in range(3)), None, NOT_PICKLED),
     (lambda: {"id": 1, "key": "x"}, SCHEMA, "SchemaMismatchError: operator 'spoil': row "),
 ]
 
 
-@pytest.mark.parametrize(("made", "returns", "told"), UNSENT)
+@pytest.mark.parametrize(("made", "returns", "told"), UNSENT, ids=["lock", "generator", "misfit"])
 @pytest.mark.parametrize("rows_max", [65_536, 8], ids=["small batches wait", "batches go at once"])
 def test_a_row_that_can_not_be_sent_fails_who_made_it_and_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, returns: Any, told: str, rows_max: int

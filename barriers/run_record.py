@@ -1,11 +1,13 @@
-"""`<state-dir>/_coordinator.json`: where the coordinator of a state directory listens, for restarts and for the CLI.
+"""`<state-dir>/_coordinator.json`: where the coordinator of a state directory listens, for restarts, workers and the CLI.
 
-A hint for people and programs, written atomically. It decides nothing: leadership rests on the store's epochs."""
+A hint for people and programs, written atomically. It decides nothing: leadership rests on the store's epochs. Whoever writes into
+the directory may put anything in its place, so a reader waits for nothing, and reads no more than a record has."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,8 @@ from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import RUN_FILE
 from holdfast.statebackends.storage.permissions import permissions_of
+
+RUN_RECORD_BYTES_MAX = 64 * 1024
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -30,12 +34,20 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Certificates that clients trust; None: those of their system, or there is no TLS."""
 
 
-def read_run_record(state_dir: Path) -> RunRecord | None:
-    """Read the last coordinator's record; None if there is none or it can't be parsed."""
+def read_run_record(state_dir: str | os.PathLike[str]) -> RunRecord | None:
+    """Read the last coordinator's record; None if there is none, or what is there is no record."""
     try:
-        return decode_json((state_dir / RUN_FILE).read_bytes(), RunRecord)
-    except (OSError, *UNDECODABLE):
+        with open(os.path.join(state_dir, RUN_FILE), "rb", opener=_open_at_once) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(RUN_RECORD_BYTES_MAX + 1) if is_file else b""
+        return decode_json(content, RunRecord) if len(content) <= RUN_RECORD_BYTES_MAX else None
+    except (OSError, ValueError, *UNDECODABLE):  # ValueError: a directory whose name no file can have
         return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe would be waited for until somebody writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_run_record(state_dir: Path, record: RunRecord) -> None:
