@@ -447,13 +447,6 @@ class OutputGate:
         held = 0 if self._combiner is None else self._combiner.size
         return held + sum(channel.pending_bytes for channel in self._channels)
 
-    def next_flush_ms(self) -> int | None:
-        """When `flush` has something to do next."""
-        dues = [due for channel in self._channels if (due := channel.flush_due_ms) is not None]
-        if self._combiner is not None and self._combiner.since_ms is not None:
-            dues.append(self._combiner.since_ms + self._settings.buffer_timeout_ms)
-        return min(dues, default=None)
-
     def flush(self, now_ms: int) -> None:
         """Let small batches go that have waited for the buffer timeout."""
         since_ms = None if self._combiner is None else self._combiner.since_ms

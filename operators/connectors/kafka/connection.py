@@ -224,9 +224,9 @@ class Client:
     def _codes(self, names: tuple[str, ...]) -> frozenset[int]:
         return frozenset(getattr(self.package.KafkaError, name) for name in names if hasattr(self.package.KafkaError, name))
 
-    def repeat(self, call: Callable[[float], Any], what: str, timeout_s: float, listen: Callable[[], Any]) -> Any:
-        """A call that librdkafka wants to be asked again after a time-out, until it has an answer. Raises StorageUnavailableError
-        when that does not come in `timeout_s`; what `error` says of another failure. `listen`: lets the client tell its news."""
+    def repeat(self, call: Callable[[float], Any], timeout_s: float, listen: Callable[[], Any]) -> Any:
+        """A call that librdkafka wants to be asked again after a time-out, until it has an answer. Raises KafkaException: that of a
+        time-out when no answer comes in `timeout_s`, that of another failure at once. `listen`: lets the client tell its news."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -123,7 +123,7 @@ class KafkaTarget(CommitTarget):
         """The fence: behind it no older owner commits, and nothing of theirs is open."""
         what = f"fencing older owners of sink {owner.sink_id}"
         try:
-            client.repeat(client.made.init_transactions, what, INIT_S, lambda: client.made.poll(0))
+            client.repeat(client.made.init_transactions, INIT_S, lambda: client.made.poll(0))
         except client.package.KafkaException as raised:
             raise client.error(raised, what) from None
 
@@ -160,7 +160,7 @@ class KafkaTarget(CommitTarget):
                 producer.abort_transaction(CALL_S)
             raise
         try:
-            client.repeat(producer.commit_transaction, what, TRANSACTION_TIMEOUT_MS / 1000, lambda: producer.poll(0))
+            client.repeat(producer.commit_transaction, TRANSACTION_TIMEOUT_MS / 1000, lambda: producer.poll(0))
         except package.KafkaException as raised:
             if raised.args[0].txn_requires_abort():
                 raise self._aborted(client, raised, what) from None
@@ -172,7 +172,7 @@ class KafkaTarget(CommitTarget):
     def _aborted(self, client: Client, raised: Any, what: str) -> Exception:
         """End the transaction; what the user meets of it. Of a record that was not taken, its own error."""
         try:
-            client.repeat(client.made.abort_transaction, what, CALL_S, lambda: client.made.poll(0))
+            client.repeat(client.made.abort_transaction, CALL_S, lambda: client.made.poll(0))
         except client.package.KafkaException as also:
             return client.error(also, f"aborting behind {raised.args[0].str()!r}, {what}")
         if self._failed and not raised.args[0].fatal():

@@ -309,12 +309,12 @@ def test_what_a_combiner_holds_goes_in_front_of_events_when_due_and_when_idle() 
     outputs.emit(rows(5), now_ms=7)
     outputs.broadcast_event(Watermark(3))
     assert outputs.take_frames() == []
-    assert (outputs.is_drained, outputs.pending_bytes, outputs.next_flush_ms(), outputs.records_out) == (False, 64, 17, 5)
+    assert (outputs.is_drained, outputs.pending_bytes, outputs.records_out) == (False, 64, 5)
     outputs.flush(16)
     assert outputs.take_frames() == []
     outputs.flush(17)
     assert [type(frame.payload) for frame in outputs.take_frames()] == [Batch, Watermark]
-    assert (outputs.is_drained, outputs.pending_bytes, outputs.next_flush_ms()) == (True, 0, None)
+    assert (outputs.is_drained, outputs.pending_bytes) == (True, 0)
     outputs.emit(rows(5), now_ms=20)
     outputs.flush_all()
     assert [frame.size for frame in outputs.take_frames()] == [64]
@@ -371,9 +371,7 @@ def test_too_many_events_make_the_output_unavailable() -> None:
 def test_flush_when_due_and_when_idle() -> None:
     outputs = gate(1, partitioner=ForwardPartitioner())
     outputs.announced(credit(0))
-    assert outputs.next_flush_ms() is None
     outputs.emit(rows(1), now_ms=7)
-    assert outputs.next_flush_ms() == 17
     outputs.flush(16)
     assert outputs.take_frames() == []
     outputs.flush(17)
