@@ -270,7 +270,7 @@ def unsent_error(error: HoldfastError, *, operator: str, subtask: int, receiver:
     keeps its words."""
     message, fields = error.message, error.fields
     if not message.startswith("operator "):
-        message = f"{_where(operator, subtask)}, to {_where(receiver, receiver_subtask)}: {message}"
+        message = f"{_where(operator, subtask)}: to {_where(receiver, receiver_subtask)}: {message}"
     if isinstance(error, InvalidRowError):
         message += "; emit what pickle takes, or columns: declare them with returns="
         fields = {**error.fields, "operator": operator, "receiver": receiver, "frames": ""}

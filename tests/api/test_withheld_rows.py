@@ -31,8 +31,8 @@ from holdfast.coordinator.history.records import HistoryEntry
 from holdfast.coordinator.views import JobView
 from holdfast.operators.functions.selectors import _null_key
 from holdfast.operators.task import user_failures
-from holdfast.operators.task.user_failures import error_line, returned_none, shown, stack_trace, user_error
-from holdfast.statebackends.errors import AsyncTimeoutError
+from holdfast.operators.task.user_failures import error_line, returned_none, shown, stack_trace, unsent_error, user_error
+from holdfast.statebackends.errors import AsyncTimeoutError, InvalidRowError
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import stored_type
 from tests.api.fakes import JOB, FakeCoordinator, Served, serving
@@ -57,6 +57,7 @@ class Bid:
 
 
 CUT = f"UserFunctionError: operator 'big', subtask 0: f (job.py:19) raised ValueError: {WITHHELD}"
+UNSENT = InvalidRowError("a row can't be sent to another process; record ('secret', <lock>)", reason="it can't be pickled")
 TEXTS = {
     f"{BEGINNING}; key 39, record {{'id': 1, 'name': 'secret \"x\" \\\\n'}}": CUT,
     f"{BEGINNING}; record ('secret', 2) (the function in front of it returned None)": CUT,
@@ -68,6 +69,9 @@ TEXTS = {
     ),
     "InvalidConfigError: state 's' can't be written; record Bid(card='secret')": (
         f"InvalidConfigError: state 's' can't be written; {WITHHELD}"
+    ),
+    error_line(unsent_error(UNSENT, operator="made", subtask=1, receiver="next", receiver_subtask=0)): (
+        f"InvalidRowError: operator 'made', subtask 1: {WITHHELD}"
     ),
     "psycopg.errors.UniqueViolation: duplicate secret": f"psycopg.errors.UniqueViolation: {WITHHELD}",
     "WorkerLost: nothing was heard from the worker in slot 1": "WorkerLost: nothing was heard from the worker in slot 1",

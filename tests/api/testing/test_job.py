@@ -516,7 +516,7 @@ def unsendable(stream: hf.Stream) -> hf.Stream:
     return spoiled.broadcast().filter(lambda value: isinstance(value, str)).uid("next")
 
 
-UNSENDABLE = r"^operator 'spoil', subtask \d, to operator 'next', subtask \d: a row can't be sent to another process, it can't be"
+UNSENDABLE = r"^operator 'spoil', subtask \d: to operator 'next', subtask \d: a row can't be sent to another process, it can't be"
 
 
 def test_rows_that_no_process_could_send_fail_between_workers(job: hf.testing.Job) -> None:

@@ -430,7 +430,7 @@ def spoiling_job(path: str, *, returns: Any = None, **options: Any) -> JobPlan:
     return env.build()
 
 
-NOT_PICKLED = "InvalidRowError: operator 'spoil', subtask {0}, to operator 'next', subtask {1}: a row can't be sent"
+NOT_PICKLED = "InvalidRowError: operator 'spoil', subtask {0}: to operator 'next', subtask {1}: a row can't be sent"
 UNSENT = [
     (threading.Lock, None, NOT_PICKLED),
     (lambda: (number for number in range(3)), None, NOT_PICKLED),
