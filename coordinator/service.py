@@ -99,8 +99,8 @@ RECOVERY_RETRY_S = 1.0
 class CoordinatorService:
     """Opens the state directory and lists its jobs; `lead`, to be called once requests are answered, recovers them.
 
-    Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written. A second coordinator on the same
-    directory is safe but useless: each fences the other's jobs. `api` refuses it."""
+    Raises InvalidConfigError, or StorageUnavailableError if the directory can't be written or the system has too few threads. A
+    second coordinator on the same directory is safe but useless: each fences the other's jobs. `api` refuses it."""
 
     def __init__(self, config: ServiceConfig, storage: Storage | None = None, hooks: HookHost | None = None) -> None:
         """`hooks`: master hooks that jobs may name; None: those of the entry points."""
@@ -164,6 +164,17 @@ class CoordinatorService:
             threading.Thread(target=self._explainer.watch, name="explainer", daemon=True),
         ]
         self._started: list[threading.Thread] = []
+        self._begin_threads()
+
+    def _begin_threads(self) -> None:
+        """Start what jobs' turns and flows run on, so that no job waits for a thread that the system does not have."""
+        try:
+            self._job_threads.begin()
+            self._runner.begin()
+        except RuntimeError as error:
+            self._job_threads.close()
+            self._runner.close()
+            raise StorageUnavailableError(f"the coordinator can't begin: {error}") from error
 
     def lead(self) -> None:
         """As `interface.Coordinator`."""

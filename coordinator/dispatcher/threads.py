@@ -33,6 +33,9 @@ IDLE_S = 10.0
 TURNS_MAX = 32
 """Turns of one job in a row while others wait."""
 
+FAILED_PAUSE_S = 0.1
+"""How long the thread of the alarms waits behind an unexpected error: one that comes again must not fill the log."""
+
 
 class Clock(Protocol):
     """The clock of a coordinator."""
@@ -117,6 +120,8 @@ class SharedThreads:
         self._alarms = JobAlarms(clock, self._help)
         self._begun = -1
         """Jobs that had been taken at the last look; -1: none waited."""
+        self._is_short = False
+        """The last thread that was to help could not be started, and the log has it."""
         self._closed = False
 
     def new_thread(self) -> SharedJobThread:
@@ -134,7 +139,8 @@ class SharedThreads:
         self._alarms.close()
 
     def begin(self) -> None:
-        """A job is about to take turns."""
+        """Start the thread of the alarms and the first one that takes turns, unless that was done. Raises RuntimeError where the
+        system has no thread for the alarms; one for turns is then tried again while jobs wait."""
         self._alarms.begin()
         if not self._helpers:
             self._add()
@@ -169,8 +175,20 @@ class SharedThreads:
             if self._closed:
                 return
             helper = _Helper(f"jobs-{next(self._numbers)}")
-            self._helpers = (*self._helpers, helper)
-        threading.Thread(target=self._run, args=(helper,), name=helper.name, daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(helper,), name=helper.name, daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads: the next look tries again
+                self._tell_shortage(error)
+                return
+            self._helpers = (*self._helpers, helper)  # one that never started would seem idle, and nobody would help any more
+            self._is_short = False
+
+    def _tell_shortage(self, error: RuntimeError) -> None:
+        """Log it once: a look comes every STALL_MS."""
+        if not self._is_short:
+            self._is_short = True
+            text = "jobs wait behind turns that last, and no thread can be started beside the %d that take turns: %s"
+            logger.error(text, len(self._helpers), error)
 
     def _leave(self, helper: _Helper) -> bool:
         """Whether a thread that had nothing to do may end: not the last one."""
@@ -231,10 +249,12 @@ class JobAlarms:
         self._closed = False
 
     def begin(self) -> None:
+        """Raises RuntimeError where the system has no more threads; the next call tries again."""
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="jobs-alarms", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="jobs-alarms", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         with self._lock:
@@ -256,16 +276,24 @@ class JobAlarms:
 
     def _run(self) -> None:
         while not self._closed:
-            self._sort()
-            self._wake_due(self._clock.monotonic_ms())
-            self._wakes_ms = min(self._look_ms, self._heap[0][0] if self._heap else math.inf)
-            if self._new or self._look_ms < self._wakes_ms:  # set since: whoever set it saw no sleeper to wake
-                self._wakes_ms = -math.inf
-                continue
-            wait_s = max(0.0, self._wakes_ms - self._clock.monotonic_ms()) / 1000
-            with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=min(wait_s, threading.TIMEOUT_MAX))  # "never" may be any number of ms
+            try:
+                self._wake_and_wait()
+            except Exception:  # without this thread no lease of any job expires, and no checkpoint is due
+                logger.critical("the alarms of jobs failed in a way that no record describes", exc_info=True)
+                time.sleep(FAILED_PAUSE_S)
+                self.look_soon()
+
+    def _wake_and_wait(self) -> None:
+        self._sort()
+        self._wake_due(self._clock.monotonic_ms())
+        self._wakes_ms = min(self._look_ms, self._heap[0][0] if self._heap else math.inf)
+        if self._new or self._look_ms < self._wakes_ms:  # set since: whoever set it saw no sleeper to wake
             self._wakes_ms = -math.inf
+            return
+        wait_s = max(0.0, self._wakes_ms - self._clock.monotonic_ms()) / 1000
+        with contextlib.suppress(queue.Empty):
+            self._bell.get(timeout=min(wait_s, threading.TIMEOUT_MAX))  # "never" may be any number of ms
+        self._wakes_ms = -math.inf
 
     def _sort(self) -> None:
         while self._new:
@@ -275,10 +303,9 @@ class JobAlarms:
     def _wake_due(self, now_ms: int) -> None:
         if self._look_ms <= now_ms:
             self._look_ms = math.inf
+            self._is_looking = False  # before the look: who puts a job behind it asks for another one
             if self._look():
-                self._look_ms = now_ms + STALL_MS
-            else:
-                self._is_looking = False
+                self.look_soon()
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, _, job = heapq.heappop(self._heap)
             if job.alarm_ms != due_ms:
@@ -361,6 +388,18 @@ class PoolRunner:
         self._decisions = ThreadPoolExecutor(decision_threads, thread_name_prefix="storage")
         self._cleanup = ThreadPoolExecutor(cleanup_threads, thread_name_prefix="cleanup")
         self._records = ThreadPoolExecutor(record_threads, thread_name_prefix="history")
+        self._sizes = {self._decisions: decision_threads, self._cleanup: cleanup_threads, self._records: record_threads}
+
+    def begin(self) -> None:
+        """Start all threads, before any flow runs: an executor that finds no thread for a flow keeps the flow and raises. Raises
+        RuntimeError where the system has not so many."""
+        go = threading.Event()
+        try:
+            for pool, threads in self._sizes.items():
+                for _ in range(threads):
+                    pool.submit(go.wait)  # each holds a thread, so that the next one starts another
+        finally:
+            go.set()
 
     def run(self, flow: Flow[T], ended: Callable[[T | None, BaseException | None], None], *, cleanup: bool) -> None:
         (self._cleanup if cleanup else self._decisions).submit(self._drive, flow, ended)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher import threads
-from holdfast.coordinator.dispatcher.threads import SharedJobThread, SharedThreads, SystemClock
+from holdfast.coordinator.dispatcher.threads import JobAlarms, PoolRunner, SharedJobThread, SharedThreads, SystemClock
+from holdfast.coordinator.service import CoordinatorService
+from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.statebackends.storage.port import Flow, ReadFile
+from tests.coordinator.doubles import Crew, leading, submission, word_count
+from tests.coordinator.world import DictStorage
 
 DEADLINE_S = 30.0
 LONG_MS = 10**9
@@ -147,7 +154,7 @@ def test_threads_that_helped_end_once_there_is_nothing_to_do(shared: SharedThrea
     hanging.hang(release)
     other.post()
     await_true(lambda: other.handled == 1)
-    assert len(shared._helpers) >= 2
+    assert len(hanging.taken_by | other.taken_by) >= 2
     release.set()
     await_true(lambda: len(shared._helpers) == 1)
     other.post()
@@ -233,3 +240,118 @@ def test_close_ends_all_threads_and_threads_that_never_began_need_none() -> None
     shared.close()
     shared.close()
     await_true(lambda: not {each for each in threading.enumerate() if each not in before})
+
+
+# ------------------------------------------------------------------------------------------------------- thread limit
+
+
+class ThreadLimit:
+    """While `is_reached`, no thread with one of these names starts."""
+
+    def __init__(self, *prefixes: str) -> None:
+        self.prefixes = prefixes
+        self.is_reached = True
+        self.refused: list[str] = []
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        if self.is_reached and thread.name.startswith(self.prefixes):
+            self.refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        self._start(thread)
+
+    def set(self, monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: self.start(thread))
+        return self
+
+
+def test_at_the_thread_limit_jobs_wait_for_a_thread_and_alarms_go_on(
+    shared: SharedThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, job, other = threading.Event(), Job(shared), Job(shared)
+    await_true(lambda: job.taken_by == {"jobs-1"} and bool(other.taken_by))
+    limit = ThreadLimit("jobs-").set(monkeypatch)
+    job.hang(release)
+    other.post()
+    await_true(lambda: len(limit.refused) >= 3)
+    assert (other.handled, len(shared._helpers)) == (0, 1)
+    limit.is_reached = False
+    await_true(lambda: other.handled == 1)
+    other.set_due(SystemClock().monotonic_ms() + 1)
+    await_true(lambda: other.due_turns == 1)
+    release.set()
+    await_true(lambda: job.handled == 1)
+    told = [each for each in caplog.records if "no thread can be started" in each.message]
+    assert len(told) == 1, "it is tried again each 20 ms, and told once"
+
+
+def test_alarms_that_could_not_begin_do_so_with_the_next_job(shared: SharedThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = ThreadLimit("jobs-").set(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        shared.begin()
+    limit.is_reached = False
+    job = Job(shared)
+    job.set_due(SystemClock().monotonic_ms() + 1)
+    await_true(lambda: job.due_turns == 1)
+
+
+def test_alarms_go_on_behind_an_unexpected_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(threads, "FAILED_PAUSE_S", 0.0)
+    looks: list[int] = []
+
+    def look() -> bool:
+        looks.append(1)
+        if len(looks) == 1:
+            raise ValueError("a bug")
+        return False
+
+    alarms = JobAlarms(SystemClock(), look)
+    alarms.begin()
+    alarms.look_soon()
+    await_true(lambda: len(looks) == 2)
+    alarms.look_soon()
+    await_true(lambda: len(looks) == 3)
+    alarms.close()
+    assert "the alarms of jobs failed" in caplog.text
+
+
+def test_pools_that_have_begun_need_no_further_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = PoolRunner(DictStorage(), decision_threads=3, cleanup_threads=2, record_threads=1)
+    pools.begin()
+    limit = ThreadLimit("storage", "cleanup", "history").set(monkeypatch)
+    together, ended = threading.Barrier(7), list[object]()
+
+    def flow() -> Flow[str]:
+        together.wait(DEADLINE_S)
+        return "done"
+        yield ReadFile("never")
+
+    def end(result: str | None, error: BaseException | None) -> None:
+        ended.append(error or result)
+
+    for _ in range(3):
+        pools.run(flow(), end, cleanup=False)
+    for _ in range(2):
+        pools.run(flow(), end, cleanup=True)
+    pools.record(flow(), end)
+    together.wait(DEADLINE_S)
+    pools.close()
+    assert (ended, limit.refused) == (["done"] * 6, [])
+
+
+def test_a_coordinator_that_leads_takes_checkpoints_at_the_thread_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1))
+    ThreadLimit("").set(monkeypatch)
+    crew = Crew(service, service.submit(submission(word_count(checkpoint_interval_ms=20))).job_id, 2)
+    crew.register()
+    crew.until_completed(3)
+    service.close()
+
+
+@pytest.mark.parametrize("prefix", ["jobs-alarms", "storage", "history_1"])
+def test_a_coordinator_without_threads_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    before = set(threading.enumerate())
+    ThreadLimit(prefix).set(monkeypatch)
+    with pytest.raises(StorageUnavailableError, match="can't begin: can't start new thread"):
+        CoordinatorService(ServiceConfig(str(tmp_path / "state"), seed=1))
+    await_true(lambda: set(threading.enumerate()) <= before)
