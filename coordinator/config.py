@@ -26,7 +26,7 @@ class ServiceConfig:
     history_threads: int = 2
     """Threads that write histories of jobs, which nothing waits for. At least 1."""
     inbox_events_max: int = 10_000
-    """Events that may wait for one job's thread; further callers block. At least 1."""
+    """Events that may wait for one job's thread; further requests are refused, to be repeated. At least 1."""
     call_timeout_ms: int = 30_000
     """How long a call from outside waits for its job's thread. At least 1."""
     view_interval_ms: int = VIEW_INTERVAL_MS

@@ -84,7 +84,9 @@ class CommandSubscription(Protocol):
 
 
 class Coordinator(Protocol):
-    """The jobs of one state directory. `CoordinatorService` implements it."""
+    """The jobs of one state directory. `CoordinatorService` implements it.
+
+    A call for a job that has no room for it, since it takes no turns, gets TooManyRequestsError at once."""
 
     def lead(self) -> None:
         """Start to recover the jobs of the state directory; called once requests are answered. Idempotent; returns at once.

@@ -513,7 +513,10 @@ class CoordinatorService:
             for thread in self._readers:  # they lead nothing: one that storage holds ends when that answers
                 thread.join(max(0.0, until_s - time.monotonic()))
         self._recovery.close()
-        for service in self._registry.services():
+        services = self._registry.services()
+        for service in services:  # all at once: the turn of one may last
+            service.stop("the coordinator stops")
+        for service in services:
             service.close("the coordinator stops")
         self._job_threads.close()
         self._runner.close()

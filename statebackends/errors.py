@@ -658,7 +658,7 @@ class AccessDeniedError(HoldfastError):
 
 
 class TooManyRequestsError(StorageUnavailableError):
-    """The caller asks more often than it may: ask again later."""
+    """The caller asks more often than it may, or more requests wait for a job than it has room for: ask again later."""
 
     retry_after_ms: int
 

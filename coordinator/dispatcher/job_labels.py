@@ -38,6 +38,8 @@ class JobLabels:
 
     def add(self, job_id: str, checkpoint_id: int, label: str) -> LabelView:
         runner = self._runner(job_id)
+        if runner is not None:
+            runner.check_room()  # whatever is stored, the leader is told
         view = run_flow(add_label(JobPaths(job_id), checkpoint_id, label, self._mark()), self._storage)
         if runner is not None:
             runner.post(LabelNoted(checkpoint_id, label, removed=False, labelled=True))

@@ -1,4 +1,5 @@
-"""SHELL: the runner of one job master. The job's thread takes turns; all others post to its bounded inbox and get a Future.
+"""SHELL: the runner of one job master. The job's thread takes turns; all others post to its bounded inbox and get a Future. No post
+waits: threads of requests and of storage are those of all jobs, and a turn may hang.
 
 It decides nothing: a turn hands one event to the core and performs the actions. It has no thread or clock of its own: a `JobThread`
 takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes come back as events."""
@@ -6,7 +7,6 @@ takes the turns, and a `FlowRunner` drives the storage flows, whose outcomes com
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.jobmaster.releases import Release
 from holdfast.coordinator.notes import StateChanged
 from holdfast.coordinator.views import JobOverviewView
-from holdfast.statebackends.errors import HoldfastError, NotLeaderError
+from holdfast.statebackends.errors import HoldfastError, NotLeaderError, TooManyRequestsError
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,9 @@ T = TypeVar("T")
 
 _NOTHING = object()
 _STOP = object()
+
+FULL_RETRY_MS = 1_000
+"""When a request may be repeated that found the inbox full."""
 
 _OF_USERS = frozenset(
     {
@@ -87,9 +90,12 @@ class JobMasterRunner:
         self._clock = clock
         self._runner = runner
         self._job_thread = job_thread
-        self._inbox: queue.Queue[Any] = queue.Queue(inbox_events_max)
+        self._inbox: deque[Any] = deque()
+        """What waits for its turn: requests up to `inbox_events_max`, and beyond that what can't be refused, and is bounded by what
+        is under way: outcomes of actions, streams that close, labels and drills."""
+        self._inbox_events_max = inbox_events_max
         self._own: deque[job_events.Event] = deque()
-        """Events from within a turn, which must not wait for room in the inbox: only turns empty it."""
+        """Events from within a turn, handled in front of the inbox."""
         self._has_begun = False
         """Its first event is handled."""
         self._turning: int | None = None
@@ -154,32 +160,42 @@ class JobMasterRunner:
         self._log.taken(self._master.setup)
         if self._history is not None:
             self._history.led()
-        self._inbox.put(job_events.JobStarted())
+        self._inbox.append(job_events.JobStarted())
         self._job_thread.start(self)
 
     def post(self, event: job_events.Event) -> None:
-        """Post an event without an answer. Blocks while the inbox is full; so the job's own thread must not post without turns in
-        between."""
+        """Post an event without an answer, which is handled however full the inbox is. Never blocks; from any thread."""
         if not self._closed:
             self._put(event)
 
     def call(self, make: Callable[[int], job_events.Event]) -> Future[Any]:
-        """Post an event with a new ticket; the Future gets its answer or its error."""
+        """Post an event with a new ticket; the Future gets its answer or its error: TooManyRequestsError if the inbox is full."""
         future: Future[Any] = Future()
-        ticket = self._admit(future, None)
-        if ticket:
-            self._put(make(ticket))
+
+        def admit(ticket: int) -> job_events.Event:
+            self._calls[ticket] = future
+            return make(ticket)
+
+        self._admit(future, admit)
         return future
 
     def subscribe(self, slot: int, session: str, after: int) -> tuple[Subscription, Future[Any]]:
-        """Request a command stream; it is open once the Future has its answer."""
+        """Request a command stream; it is open once the Future has its answer. Refused as a call."""
         subscription = Subscription(self.epoch, slot, session, after, on_close=self._stream_closed)
         future: Future[Any] = Future()
-        ticket = self._admit(future, subscription)
-        if ticket:
+
+        def admit(ticket: int) -> job_events.Event:
             subscription.number = ticket
-            self._put(job_events.StreamOpened(ticket, slot, session, after))
+            self._calls[ticket], self._opening[ticket] = future, subscription
+            return job_events.StreamOpened(ticket, slot, session, after)
+
+        self._admit(future, admit)
         return subscription, future
+
+    def check_room(self) -> None:
+        """Raise TooManyRequestsError where a call would find the inbox full: for requests that post an event once they are done."""
+        if len(self._inbox) >= self._inbox_events_max:
+            raise self._full()
 
     @property
     def state(self) -> str:
@@ -204,30 +220,31 @@ class JobMasterRunner:
         return self._history.explanation(checkpoint_id) if self._history is not None else None
 
     def query(self, read: Callable[[JobMaster], T]) -> Future[T]:
-        """Read the core in a turn, or on this thread if no turn follows."""
+        """Read the core in a turn, or on this thread if no turn follows. Refused as a call."""
         query = _Query(read, Future())
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._tickets += 1
-                ticket = self._tickets
-                self._queries[ticket] = query
-        if closed:
+
+        def admit(ticket: int) -> _QueryPosted:
+            self._queries[ticket] = query
+            return _QueryPosted(ticket)
+
+        if not self._admit(query.future, admit, refuses_closed=False):
             query.answer(self._master)
-        else:
-            self._put(_QueryPosted(ticket))
         return query.future
+
+    def stop(self, reason: str) -> None:
+        """As `close`, without waiting for the turns in front of it."""
+        if not self._closed:
+            self._inbox.extend((job_events.LeadershipEnded(reason), _STOP))
+            self._job_thread.wake()
 
     def close(self, reason: str) -> None:
         """Stop leading and end the turns; returns at once if called within a turn. Idempotent."""
-        if not self._closed:
-            self._put(job_events.LeadershipEnded(reason))
-            self._put(_STOP)
+        self.stop(reason)
         if self._turning != threading.get_ident():
             self._job_thread.join()
 
     def _put(self, item: Any) -> None:
-        self._inbox.put(item)
+        self._inbox.append(item)
         self._job_thread.wake()
 
     def _post_call(self, act: Callable[[], None]) -> None:
@@ -235,26 +252,27 @@ class JobMasterRunner:
             self._put(_Call(act))
 
     def _offer_call(self, act: Callable[[], None]) -> None:
-        """As `_post_call`, of what is not missed: a job that takes no turns keeps nobody of other jobs waiting."""
-        if self._closed:
-            return
-        try:
-            self._inbox.put_nowait(_Call(act))
-        except queue.Full:
-            return
-        self._job_thread.wake()
+        """As `_post_call`, of what is not missed where the inbox is full."""
+        if len(self._inbox) < self._inbox_events_max:
+            self._post_call(act)
 
-    def _admit(self, future: Future[Any], subscription: Subscription | None) -> int:
-        """A ticket for a call, or 0 with the Future failed when the service is closed."""
+    def _admit(self, future: Future[Any], admit: Callable[[int], Any], *, refuses_closed: bool = True) -> bool:
+        """Put what `admit` makes of a ticket into the inbox; where there is no room, or no turn follows, the Future fails instead.
+        False: no turn follows."""
         with self._lock:
-            if not self._closed:
+            is_closed, is_full = self._closed, len(self._inbox) >= self._inbox_events_max
+            if not is_closed and not is_full:
                 self._tickets += 1
-                self._calls[self._tickets] = future
-                if subscription is not None:
-                    self._opening[self._tickets] = subscription
-                return self._tickets
-        future.set_exception(self._gone())
-        return 0
+                self._inbox.append(admit(self._tickets))
+        if is_closed:
+            if refuses_closed:
+                future.set_exception(self._gone())
+            return False
+        if is_full:
+            future.set_exception(self._full())
+        else:
+            self._job_thread.wake()
+        return True
 
     def _stream_closed(self, subscription: Subscription) -> None:
         self.post(job_events.StreamClosed(subscription.slot, subscription.session, subscription.number))
@@ -262,12 +280,16 @@ class JobMasterRunner:
     def _gone(self) -> NotLeaderError:
         return NotLeaderError(f"this coordinator leads job {self.job_id} no more", job=self.job_id)
 
+    def _full(self) -> TooManyRequestsError:
+        text = f"{self._inbox_events_max} requests wait for job {self.job_id}, which takes none of them: ask again later"
+        return TooManyRequestsError(text, job=self.job_id, retry_after_ms=FULL_RETRY_MS)
+
     # ----------------------------------------------------------------------------------------- turns of the job thread
 
     @property
     def has_waiting(self) -> bool:
         """An event or query waits for the next turn."""
-        return bool(self._own or self._inbox.queue)  # read without its lock: only turns take from it
+        return bool(self._own or self._inbox)
 
     def next_deadline_ms(self) -> int | None:
         """When the next turn is due if no event comes before, monotonic ms; None for never."""
@@ -303,8 +325,8 @@ class JobMasterRunner:
     def _take(self) -> Any:
         if self._own:
             return self._own.popleft()
-        if self._inbox.queue:  # read without its lock: only turns take from it
-            return self._inbox.get_nowait()
+        if self._inbox:
+            return self._inbox.popleft()
         deadline = self._master.next_deadline_ms()
         due = deadline is not None and self._clock.monotonic_ms() >= deadline
         return events.DeadlineReached() if due else _NOTHING
@@ -388,20 +410,19 @@ class JobMasterRunner:
             self.post(outcome)
 
     def _call_hook(self, action: actions.TriggerHook | job_actions.RestoreHook) -> None:
-        """Have a master hook do its part, beside the job's thread; without a port it can't."""
-        if self._hooks is None:
-            self._own.append(outcome_of(action, HookReply(HookVerdict.FAILED, message="this coordinator has no master hooks")))
-            self._job_thread.wake()
-        else:
-            self._hooks.call(call_of(action), lambda reply: self._hook_ended(outcome_of(action, reply)))
+        """Have a master hook do its part, beside the job's thread; without a port, or a thread for the hook, it can't."""
 
-    def _hook_ended(self, outcome: job_events.Event) -> None:
-        """From any thread, this job's own included: that must not wait for room in the inbox."""
-        if self._turning == threading.get_ident():
-            self._own.append(outcome)
-            self._job_thread.wake()
-        else:
-            self.post(outcome)
+        def ended(reply: HookReply) -> None:
+            """From any thread, this job's own included."""
+            self.post(outcome_of(action, reply))
+
+        if self._hooks is None:
+            ended(HookReply(HookVerdict.FAILED, message="this coordinator has no master hooks"))
+            return
+        try:
+            self._hooks.call(call_of(action), ended)
+        except RuntimeError as error:  # the system has no more threads
+            ended(HookReply(HookVerdict.FAILED, message=f"it can't be called now: {error}"))
 
     def _close_hooks(self) -> None:
         if self._hooks is not None:
@@ -446,8 +467,7 @@ class JobMasterRunner:
         for stream in self._streams.values():
             stream.end()
         self._streams.clear()
-        while not self._inbox.empty():
-            self._inbox.get_nowait()
+        self._inbox.clear()
         if self._history is not None:
             self._history.close()
         for ticket in list(self._calls):

@@ -112,7 +112,15 @@ class SteppedRunner:
 class Process:
     """Implements `operations.Storage` for its flows; dies after `operations_max` operations, before a flow hears of the last."""
 
-    def __init__(self, storage: DictStorage, *, seed: int = 0, operations_max: int | None = None, url: str = "") -> None:
+    def __init__(
+        self,
+        storage: DictStorage,
+        *,
+        seed: int = 0,
+        operations_max: int | None = None,
+        url: str = "",
+        inbox_events_max: int = 10_000,
+    ) -> None:
         self.storage = storage
         self.operations: list[Operation] = []
         self.operations_max = operations_max
@@ -121,7 +129,7 @@ class Process:
         self.job_threads: list[SteppedJobThread] = []
         self.root = storage.root
         self.host = Dispatcher(
-            ServiceConfig(storage.root, url=url),
+            ServiceConfig(storage.root, url=url, inbox_events_max=inbox_events_max),
             storage.root,
             rng=random.Random(seed),
             clock=self.clock,
