@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from holdfast.barriers.jobgraph import Submission, SubmissionAccepted
 from holdfast.barriers.launches import draw_secret
@@ -61,12 +62,16 @@ class JobRegistry:
         self._recorded: OrderedDict[str, RecordedJob] = OrderedDict()
         self._broken: dict[str, HoldfastError] = {}
         self._elsewhere: OrderedDict[str, OtherLeader] = OrderedDict()
-        self._job_locks: dict[str, threading.Lock] = {}
+        self._job_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        """Each as long as somebody holds it or waits for it: strangers choose the ids."""
 
     def lock_of(self, job_id: str) -> threading.Lock:
-        """Held while a job is started or taken over."""
+        """Held while a job is started or taken over. The caller's reference keeps it."""
         with self._lock:
-            return self._job_locks.setdefault(job_id, threading.Lock())
+            lock = self._job_locks.get(job_id)
+            if lock is None:
+                lock = self._job_locks[job_id] = threading.Lock()
+            return lock
 
     def find(self, job_id: str) -> JobMasterRunner | None:
         with self._lock:

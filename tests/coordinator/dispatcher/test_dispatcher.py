@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +24,7 @@ from holdfast.barriers.messages import (
     TriggerCheckpoint,
 )
 from holdfast.coordinator.dispatcher.command_stream import Subscription
-from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow, RecoveryBackoff, run_host_flow
+from holdfast.coordinator.dispatcher.dispatcher import Await, HostFlow, JobRegistry, RecoveryBackoff, run_host_flow
 from holdfast.coordinator.dispatcher.submit import Starter, start_submission
 from holdfast.coordinator.ha.records import AbortRecord, ClaimRecord, ResultRecord, derive_job_id
 from holdfast.coordinator.ha.store import (
@@ -228,6 +229,19 @@ def test_close_during_a_turn_returns_and_takes_effect_behind_it() -> None:
     service.query(lambda master: master.state).add_done_callback(close)
     process.settle()
     assert (states, service.closed) == ([False], True)
+
+
+def test_locks_of_jobs_are_kept_while_they_are_held_alone() -> None:
+    registry = JobRegistry(jobs_max=2)
+    with registry.lock_of(JOB):
+        for number in range(1_000):  # ids that strangers name
+            with registry.lock_of(f"{number:032x}"):
+                pass
+        gc.collect()
+        assert not registry.lock_of(JOB).acquire(blocking=False), "a job has one lock"
+        assert registry.lock_of("another").acquire(blocking=False)
+        assert len(registry._job_locks) <= 2
+    assert registry.lock_of(JOB).acquire(blocking=False)
 
 
 def test_the_same_seed_performs_the_same_operations() -> None:
