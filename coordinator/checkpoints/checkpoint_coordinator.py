@@ -204,11 +204,12 @@ class CheckpointCoordinator:
 
     @property
     def first_to_expire(self) -> tuple[int, int, int] | None:
-        """Id, attempt and deadline of the oldest checkpoint that awaits acknowledgements. O(pending); read behind each event."""
-        for pending in self._pending.values():
-            if pending.status is PendingStatus.AWAITING_ACKS and pending.deadline_ms is not None:
-                return pending.checkpoint_id, pending.attempt, pending.deadline_ms
-        return None
+        """Id, attempt and deadline of the checkpoint that awaits acknowledgements and expires first: not always the oldest, since
+        the timeout may be changed between two. O(pending); read behind each event."""
+        awaiting = (each for each in self._pending.values() if each.status is PendingStatus.AWAITING_ACKS)
+        due = ((each.deadline_ms, each.checkpoint_id, each.attempt) for each in awaiting if each.deadline_ms is not None)
+        first = min(due, default=None)
+        return (first[1], first[2], first[0]) if first is not None else None
 
     def triggers_to_repeat(self) -> tuple[actions.SendTriggers, ...]:
         """Triggers of the checkpoints that await acknowledgements, for a worker that may have missed them."""

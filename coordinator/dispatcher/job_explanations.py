@@ -1,7 +1,7 @@
 """SHELL: has checkpoints of one job explained when they end, from what the job was then, and has the explanations recorded.
 
-`Keeping` decides which. A turn of the job only captures the job, as it does for its readers: judging it and asking its workers is
-the explainer's, and what becomes of that is nobody's failure."""
+`ExplanationSchedule` decides which. A turn of the job only captures the job, as it does for its readers: judging it and asking its
+workers is the explainer's, and what becomes of that is nobody's failure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.dispatcher.job_log import about
 from holdfast.coordinator.dispatcher.published import PublishedJob, capture
 from holdfast.coordinator.dispatcher.threads import Clock
-from holdfast.coordinator.explain.keeping import Expiry, Keeping, TakeLook
 from holdfast.coordinator.explain.kept import describe_explanation, recall_explanation
 from holdfast.coordinator.explain.records import Explanation
+from holdfast.coordinator.explain.schedule import Expiry, ExplanationSchedule, ProbeExpiring
 from holdfast.coordinator.explain.usual import Usual
 from holdfast.coordinator.jobmaster.jobmaster import JobMaster
 from holdfast.coordinator.views import AnswerView, CheckpointView
@@ -30,7 +31,7 @@ KEPT_MAX = 32
 
 
 @dataclass(slots=True)
-class EarlyLook:
+class ExpiryProbe:
     """A job while one of its checkpoints was about to expire."""
 
     checkpoint_id: int
@@ -49,18 +50,19 @@ class EndedCheckpoint:
 
     checkpoint: CheckpointView
     published: PublishedJob
-    """The job as it was then; with a look, as it was at that."""
-    look: EarlyLook | None = None
+    """The job as it was then; with a probe, as it was at that."""
+    probe: ExpiryProbe | None = None
 
 
 class Explainer(Protocol):
-    """Explains on threads of its own. Neither call blocks, or promises anything."""
+    """Explains on threads of its own. Both calls return at once and may drop the work."""
 
-    def look(self, look: EarlyLook) -> None:
+    def probe(self, probe: ExpiryProbe) -> None:
         """Ask workers of missing acknowledgements where they are."""
 
-    def explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None]) -> None:
-        """`explained` is called once, from any thread, or never: if all is as usual, or too much else is to be explained."""
+    def explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None], dropped: Callable[[], None]) -> None:
+        """Calls `explained` at most once, from any thread; not for a usual checkpoint, nor when the queue is full: then it calls
+        `dropped`."""
 
 
 class JobExplanations:
@@ -78,8 +80,8 @@ class JobExplanations:
         self._clock = clock
         self._post = post
         self._record = record
-        self._keeping = Keeping()
-        self._look: EarlyLook | None = None
+        self._schedule = ExplanationSchedule()
+        self._probe: ExpiryProbe | None = None
         """The newest, until its checkpoint has ended."""
         self._kept: OrderedDict[int, Explanation] = OrderedDict()
         self._is_broken = False
@@ -88,9 +90,9 @@ class JobExplanations:
         return self._kept.get(checkpoint_id)
 
     def next_deadline_ms(self) -> int | None:
-        return None if self._is_broken else self._keeping.next_deadline_ms()
+        return None if self._is_broken else self._schedule.next_deadline_ms()
 
-    def turned(self, master: JobMaster, finished: Mapping[int, CheckpointView]) -> None:
+    def event_handled(self, master: JobMaster, finished: Mapping[int, CheckpointView]) -> None:
         """An event was handled, which ended these checkpoints."""
         if not self._is_broken:
             self._guarded(master, lambda: self._take(master, finished))
@@ -99,32 +101,33 @@ class JobExplanations:
         config = master.settings.config
         pending = master.coordinator.first_to_expire
         expiry = Expiry(*pending) if pending is not None and pending[1] == master.lifecycle.attempt else None
-        self._keeping.watch(expiry, config.checkpoint_timeout_ms)
+        self._schedule.watch(expiry, config.checkpoint_timeout_ms)
         if not finished:
             return
         now_ms, stats = self._clock.monotonic_ms(), master.coordinator.stats
         usual = Usual(config, master.coordinator.schedule(now_ms).interval_ms, stats.recent)
         for view in finished.values():
-            look = self._look if self._look is not None and self._look.checkpoint_id == view.checkpoint_id else None
-            if look is not None:
-                self._look = None
-            if self._keeping.ended(view, usual, now_ms):
-                published = look.published if look is not None else self._capture(master)
-                self._explainer.explain(EndedCheckpoint(view, published, look), self._explained)
+            probe = self._probe if self._probe is not None and self._probe.checkpoint_id == view.checkpoint_id else None
+            if probe is not None:
+                self._probe = None
+            if self._schedule.ended(view, usual, now_ms):
+                published = probe.published if probe is not None else self._capture(master)
+                dropped = partial(self._dropped, view.checkpoint_id, view.status)
+                self._explainer.explain(EndedCheckpoint(view, published, probe), self._explained, dropped)
 
     def advance(self, master: JobMaster) -> bool:
-        """Take the look that is due; False if none is."""
+        """Take the probe that is due; False if none is."""
         if self._is_broken:
             return False
-        found = self._keeping.advance(self._clock.monotonic_ms())
+        found = self._schedule.advance(self._clock.monotonic_ms())
         if found is None:
             return False
-        self._guarded(master, lambda: self._take_look(master, found))
+        self._guarded(master, lambda: self._probe_expiring(master, found))
         return True
 
-    def _take_look(self, master: JobMaster, wanted: TakeLook) -> None:
-        self._look = EarlyLook(wanted.checkpoint_id, wanted.attempt, wanted.left_ms, self._capture(master))
-        self._explainer.look(self._look)
+    def _probe_expiring(self, master: JobMaster, wanted: ProbeExpiring) -> None:
+        self._probe = ExpiryProbe(wanted.checkpoint_id, wanted.attempt, wanted.left_ms, self._capture(master))
+        self._explainer.probe(self._probe)
 
     def _capture(self, master: JobMaster) -> PublishedJob:
         return capture(master, 0, self._clock.wall_ms(), monotonic_ms=self._clock.monotonic_ms())
@@ -133,8 +136,15 @@ class JobExplanations:
         """From any thread."""
         facts = describe_explanation(explanation)
         kept = recall_explanation(facts)  # in memory it is as it will be read from the record
-        if kept is not None:
-            self._post(lambda: self._keep(kept, facts))
+        if kept is None:
+            text, job_id = "job %s: the explanation of checkpoint %d is not kept: its record can't be read back", explanation.job_id
+            logger.error(text, job_id, explanation.checkpoint_id, extra=about(job_id))
+            return
+        self._post(lambda: self._keep(kept, facts))
+
+    def _dropped(self, checkpoint_id: int, status: str) -> None:
+        """From any thread."""
+        self._post(lambda: self._schedule.dropped(checkpoint_id, status))
 
     def _keep(self, kept: Explanation, facts: Mapping[str, Any]) -> None:
         self._record(facts)

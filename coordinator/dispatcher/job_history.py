@@ -69,8 +69,8 @@ class JobHistory:
     def next_deadline_ms(self) -> int | None:
         if self._is_broken:
             return None
-        of_look = self._explanations.next_deadline_ms() if self._explanations is not None else None
-        due = [time for time in (self._recorder.next_deadline_ms(), of_look) if time is not None]
+        of_probe = self._explanations.next_deadline_ms() if self._explanations is not None else None
+        due = [time for time in (self._recorder.next_deadline_ms(), of_probe) if time is not None]
         return min(due, default=None)
 
     def explanation(self, checkpoint_id: int) -> Explanation | None:
@@ -84,13 +84,15 @@ class JobHistory:
         facts = {"submission": setup.submission, "attempt": setup.attempt, "newest_checkpoint": newest}
         self._guarded(lambda: self._record(RecordKind.LEADER, {**facts, "took_over": not setup.begins}))
 
-    def turned(self, master: JobMaster, notes: Sequence[Note]) -> None:
+    def event_handled(self, master: JobMaster, notes: Sequence[Note]) -> None:
         """Record what the newest event of the job brought."""
-        finished = master.coordinator.stats.take_finished()
+        finished = master.coordinator.stats.take_finished()  # also where nothing is recorded: they would wait there
+        if self._is_broken:
+            return
         if finished or notes:
             self._guarded(lambda: self._take(master, finished, notes))
         if self._explanations is not None and not self._is_broken:
-            self._explanations.turned(master, finished)
+            self._explanations.event_handled(master, finished)
 
     def _explained(self, facts: Mapping[str, Any]) -> None:
         if not self._is_broken:
@@ -104,7 +106,7 @@ class JobHistory:
             self._record(RecordKind.CHECKPOINT, describe_checkpoint(view, hosts, notified))
         for note in notes:
             if not (isinstance(note, CheckpointFailed) and note.checkpoint_id in finished):
-                self._record(*_told(note))
+                self._record(*describe_note(note))
         if master.state.is_terminal or master.state.value == "SUSPENDED":
             self._recorder.end(self._clock.monotonic_ms())
 
@@ -115,13 +117,13 @@ class JobHistory:
             self._feed.publish(FedRecord(self._setup.job_id, self._setup.graph.name, self._setup.epoch, number, line))
 
     def advance(self, master: JobMaster) -> bool:
-        """Begin the write that is due, and look at a checkpoint that is about to expire; False if neither is due."""
+        """Begin the write that is due, and probe a checkpoint that is about to expire; False if neither is due."""
         if self._is_broken:
             return False
-        looked = self._explanations is not None and self._explanations.advance(master)
+        probed = self._explanations is not None and self._explanations.advance(master)
         action = self._recorder.advance(self._clock.monotonic_ms())
         if action is None:
-            return looked
+            return probed
         self._run(action, self._ended)
         return True
 
@@ -165,7 +167,7 @@ class JobHistory:
             logger.critical("job %s: its history is recorded no more", self._setup.job_id, exc_info=True, extra=extra)
 
 
-def _told(note: Note) -> tuple[RecordKind, Mapping[str, Any]]:
+def describe_note(note: Note) -> tuple[RecordKind, Mapping[str, Any]]:
     """Kind and facts of a note."""
     facts: dict[str, Any] = msgspec.to_builtins(note)
     match note:

@@ -357,7 +357,7 @@ class JobMasterRunner:
         notes = self._master.notes[known:]
         self._log.write(notes)
         if self._history is not None:
-            self._history.turned(self._master, notes)
+            self._history.event_handled(self._master, notes)
 
     def _perform(self, action: job_actions.Action) -> None:
         match action:

@@ -61,7 +61,7 @@ def describe_explanation(explanation: Explanation) -> dict[str, Any]:
         causes = (causes[0], *causes[1 - CAUSES_MAX :])
     return {
         "id": explanation.checkpoint_id,
-        "subject": explanation.subject,
+        "subject": clip(explanation.subject, TEXT_BYTES_MAX),
         "summary": clip(explanation.summary, TEXT_BYTES_MAX),
         "explained_ms": explanation.explained_ms,
         "causes": [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from holdfast.coordinator.dispatcher.job_explanations import EarlyLook, EndedCheckpoint
+from holdfast.coordinator.dispatcher.job_explanations import EndedCheckpoint, ExpiryProbe
 from holdfast.coordinator.dispatcher.published import Look, PublishedJob
 from holdfast.coordinator.dispatcher.reading.questions import WorkerQuestions
 from holdfast.coordinator.dispatcher.reading.recollection import Recollection
@@ -31,7 +31,7 @@ from holdfast.coordinator.explain.records import Explanation, Situation
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
-"""Looks and checkpoints of all jobs that wait to be handled; each holds a job's view."""
+"""Probes and checkpoints of all jobs that wait to be handled; each holds a job's view."""
 
 WAITED_MAX_S = 8.0
 """How long one waits for those in front of it: who reads a history looks for an explanation a few seconds behind its checkpoint."""
@@ -47,18 +47,29 @@ class EndedCheckpointExplainer:
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING_MAX)
         self._stopping = False
 
-    def look(self, look: EarlyLook) -> None:
-        self._put(lambda: self._ask(look))
+    def probe(self, probe: ExpiryProbe) -> None:
+        self._put(lambda: self._ask(probe))
 
-    def explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None]) -> None:
+    def explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None], dropped: Callable[[], None]) -> None:
         asked_s = time.monotonic()
-        self._put(lambda: self._explain(ended, explained, asked_s))
 
-    def _put(self, act: Callable[[], None]) -> None:
+        def act() -> None:
+            found = self._explain(ended, asked_s)
+            if found is not None:
+                explained(found)
+            else:
+                dropped()
+
+        if not self._put(act):
+            dropped()
+
+    def _put(self, act: Callable[[], None]) -> bool:
         try:
             self._waiting.put_nowait(act)
         except queue.Full:
             logger.info("%d checkpoints wait to be explained: one is not", WAITING_MAX)
+            return False
+        return True
 
     def watch(self) -> None:
         """Handle what waits, until `close`."""
@@ -74,21 +85,21 @@ class EndedCheckpointExplainer:
         with contextlib.suppress(queue.Full):  # then it sees that it stops behind what it handles
             self._waiting.put_nowait(None)
 
-    def _ask(self, look: EarlyLook) -> None:
-        situation = replace(self._situation(look.published), checkpoint=look.published.stats.checkpoint(look.checkpoint_id))
-        samples = max(1, min(LOOKS, look.left_ms // (2 * LOOK_INTERVAL_MS)))  # with the attempt's end an answer is void
-        look.asked = ask_for_stacks(self._questions, situation, samples)
+    def _ask(self, probe: ExpiryProbe) -> None:
+        situation = replace(self._situation(probe.published), checkpoint=probe.published.stats.checkpoint(probe.checkpoint_id))
+        samples = max(1, min(LOOKS, probe.left_ms // (2 * LOOK_INTERVAL_MS)))  # with the attempt's end an answer is void
+        probe.asked = ask_for_stacks(self._questions, situation, samples)
 
-    def _explain(self, ended: EndedCheckpoint, explained: Callable[[Explanation], None], asked_s: float) -> None:
+    def _explain(self, ended: EndedCheckpoint, asked_s: float) -> Explanation | None:
+        """None where all is as usual, or it has waited too long."""
         if time.monotonic() - asked_s > WAITED_MAX_S:
             logger.info("checkpoint %d has waited too long to be explained", ended.checkpoint.checkpoint_id)
-            return
+            return None
         situation = replace(self._situation(ended.published), checkpoint=ended.checkpoint)
-        if ended.look is not None:
-            situation = replace(situation, looks=answers_of(ended.look.asked, attempt=ended.look.attempt))
+        if ended.probe is not None:
+            situation = replace(situation, looks=answers_of(ended.probe.asked, attempt=ended.probe.attempt))
         found = explain(with_earlier_leaders(situation, self._recollection))
-        if not found.is_usual:
-            explained(replace(found, explained_ms=situation.job.now_ms))
+        return None if found.is_usual else replace(found, explained_ms=situation.job.now_ms)
 
     def _situation(self, published: PublishedJob) -> Situation:
         return view_situation(Look(published, published.as_of_ms), self._root)

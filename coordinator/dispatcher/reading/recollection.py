@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from holdfast.coordinator.dispatcher.threads import Clock
 from holdfast.coordinator.history.checkpoints import EXPLAINED_WITHIN_MS, read_checkpoints
-from holdfast.coordinator.history.records import HistoryEntry
+from holdfast.coordinator.history.records import HistoryEntry, RecordKind
 from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import InParallel, Operation, Storage, drive, perform
@@ -60,7 +60,7 @@ class Recollection:
 
     def _is_whole(self, entries: tuple[HistoryEntry, ...], checkpoint_id: int) -> bool:
         """Nothing is recorded of the checkpoint any more."""
-        ended = (entry.at_ms for entry in entries if entry.kind == "checkpoint" and entry.facts.get("id") == checkpoint_id)
+        ended = (entry.at_ms for entry in entries if entry.kind == RecordKind.CHECKPOINT and entry.facts.get("id") == checkpoint_id)
         ended_ms = max(ended, default=0)
         return self._clock.wall_ms() - ended_ms >= EXPLAINED_WITHIN_MS + SETTLED_MS
 

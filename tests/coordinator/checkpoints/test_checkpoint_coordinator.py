@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.barriers.messages import AckStatus, CheckpointKind, DeclineCheckpoint, FailureReason, SubtaskKey, TaskState
 from holdfast.coordinator.checkpoints import actions, events
@@ -159,6 +160,19 @@ def test_f09_acknowledgement_of_a_subsumed_one_is_discarded() -> None:
     bench.ack_all(2)
     out = bench.ack(B, 1, "late")
     assert [type(action) for action in out] == [actions.DiscardState, actions.AnswerAcks]
+
+
+@needs_several
+def test_newer_checkpoint_with_a_shorter_timeout_is_the_first_to_expire() -> None:
+    bench = Bench(max_concurrent_checkpoints=3, checkpoint_timeout_ms=60_000)
+    assert bench.machine.first_to_expire is None
+    bench.trigger()
+    assert bench.machine.first_to_expire == (1, 1, 60_000)
+    bench.handle(events.SettingsChanged(replace(bench.config, checkpoint_timeout_ms=10_000)))
+    bench.trigger()
+    assert bench.machine.first_to_expire == (2, 1, 10_000)
+    bench.decline(A, 2)
+    assert bench.machine.first_to_expire == (1, 1, 60_000)
 
 
 def test_f10_two_complete_in_order_and_retention_keeps_one() -> None:

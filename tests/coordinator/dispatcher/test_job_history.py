@@ -131,12 +131,29 @@ def test_unexpected_errors_end_the_recording_alone(monkeypatch: pytest.MonkeyPat
 
     storage = Storage()
     with monkeypatch.context() as patched:
-        patched.setattr(job_history, "_told", broken)
+        patched.setattr(job_history, "describe_note", broken)
         process = running(storage)
         process.pass_time(10_000)
     assert not process.service(JOB).failed
     assert process.service(JOB).next_deadline_ms() is None or not process.service(JOB).ended.is_set()
     assert told(storage) in ([], [(1, "leader", "")])
+
+
+def test_recording_that_broke_says_so_once_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(job_history, "describe_note", broken)
+    process = running(Storage())
+    recorder = process.service(JOB)._history._recorder  # type: ignore[union-attr]
+    kept = recorder._next_number
+    monkeypatch.undo()
+    process.call(JOB, job_events.CancelRequested)
+    process.pass_time(10_000)
+    assert caplog.text.count("its history is recorded no more") == 1
+    assert recorder._next_number == kept
 
 
 def test_unexpected_error_of_a_write_is_not_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +205,7 @@ def test_record_of_a_checkpoint_says_when_all_subtasks_knew_of_the_one_before(mo
 
     kept = JobHistory(rig.setup, cast(Any, None), SteppedClock(), now, now, cast(HistoryFeed, Feed()))
     rig.checkpoint()
-    kept.turned(rig.master, [])
+    kept.event_handled(rig.master, [])
     silent = rig.acks
 
     def telling(slot: int, attempt: int, number: int) -> tuple[Any, ...]:
@@ -197,5 +214,5 @@ def test_record_of_a_checkpoint_says_when_all_subtasks_knew_of_the_one_before(mo
 
     monkeypatch.setattr(rig, "acks", telling)
     rig.checkpoint()
-    kept.turned(rig.master, [])
+    kept.event_handled(rig.master, [])
     assert [(each["id"], each.get("notified")) for each in Feed.facts] == [(1, None), (2, [{"id": 1, "notify_ms": 0}])]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.barriers.messages import (
     CodeLine,
@@ -22,12 +23,14 @@ from holdfast.barriers.messages import (
 )
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher import job_explanations
+from holdfast.coordinator.dispatcher.job_explanations import EndedCheckpoint, JobExplanations
+from holdfast.coordinator.dispatcher.published import PublishedJob, capture
 from holdfast.coordinator.dispatcher.reading import explainer
 from holdfast.coordinator.dispatcher.reading.explainer import EndedCheckpointExplainer
 from holdfast.coordinator.dispatcher.reading.recollection import SETTLED_MS, Recollection
 from holdfast.coordinator.dispatcher.reading.situations import answers_of
-from holdfast.coordinator.explain import keeping
-from holdfast.coordinator.explain.records import CauseKind, Explanation
+from holdfast.coordinator.explain import schedule
+from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation
 from holdfast.coordinator.history.checkpoints import EXPLAINED_WITHIN_MS
 from holdfast.coordinator.history.records import encode_line
 from holdfast.coordinator.history.store import HistoryQuery
@@ -37,6 +40,7 @@ from holdfast.statebackends.errors import StorageUnavailableError, WorkerSilentE
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.port import PutIfAbsent
 from tests.coordinator.doubles import Crew, FakeWorker, leading, submission, word_count
+from tests.coordinator.rig import Rig
 from tests.coordinator.world import JOB, DictStorage
 
 CODE = (
@@ -155,7 +159,7 @@ def test_a_worker_that_does_not_answer_harms_nothing(tmp_path: Path) -> None:
 
 
 def test_a_slow_one_is_kept_and_those_that_are_well_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "KEPT_INTERVAL_MS", 0)  # a busy machine may have made another one slow before
+    monkeypatch.setattr(schedule, "KEPT_INTERVAL_MS", 0)  # a busy machine may have made another one slow before
     service = leading(ServiceConfig(str(tmp_path / "state"), seed=1, view_interval_ms=0))
     crew = running(service)
     job_id, late = crew.job_id, crew.workers[1]
@@ -246,6 +250,72 @@ def test_what_a_worker_says_of_another_attempt_is_dropped() -> None:
     asked = ((SubtaskKey("a", 0), said(3)), (SubtaskKey("a", 1), said(4)), (SubtaskKey("a", 2), silent))
     assert [key.subtask for key, _ in answers_of(asked, attempt=3)] == [0]
     assert [key.subtask for key, _ in answers_of(asked)] == [0, 1]
+
+
+def told(made: EndedCheckpointExplainer, ended: EndedCheckpoint) -> str:
+    """What becomes of a checkpoint that is to be explained."""
+    outcomes: list[str] = []
+    made.explain(ended, lambda _: outcomes.append("explained"), lambda: outcomes.append("dropped"))
+    made._waiting.put(made.close)
+    made.watch()
+    assert len(outcomes) == 1
+    return outcomes[0]
+
+
+def published() -> PublishedJob:
+    rig = Rig().run()
+    rig.checkpoint()
+    return capture(rig.master, 0, 0, monotonic_ms=0)
+
+
+def test_what_is_not_explained_is_dropped_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = published()
+    usual = job.checkpoints().history[0]
+    slow = replace(usual, end_to_end_ms=10**6)
+
+    def fresh() -> EndedCheckpointExplainer:
+        return EndedCheckpointExplainer(None, Recollection(DictStorage(), WallClock()), "/root")  # type: ignore[arg-type]
+
+    assert told(fresh(), EndedCheckpoint(slow, job)) == "explained"
+    assert told(fresh(), EndedCheckpoint(usual, job)) == "dropped", "all is usual"
+    monkeypatch.setattr(explainer, "WAITED_MAX_S", -1.0)
+    assert told(fresh(), EndedCheckpoint(slow, job)) == "dropped", "it has waited too long"
+    monkeypatch.setattr(explainer, "WAITING_MAX", 1)
+    full, outcomes = fresh(), list[str]()
+    full._waiting.put(None)
+    full.explain(EndedCheckpoint(slow, job), lambda _: outcomes.append("explained"), lambda: outcomes.append("dropped"))
+    assert outcomes == ["dropped"], "there is no room"
+
+
+def test_one_that_is_dropped_leaves_its_minute_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explain, dropped_ids = EndedCheckpointExplainer.explain, list[int]()
+
+    def drop_two(self: EndedCheckpointExplainer, ended: EndedCheckpoint, explained: Any, dropped: Any) -> None:
+        if len(dropped_ids) == 2:
+            explain(self, ended, explained, dropped)
+            return
+        dropped_ids.append(ended.checkpoint.checkpoint_id)
+        dropped()
+
+    monkeypatch.setattr(EndedCheckpointExplainer, "explain", drop_two)
+    service = leading(ServiceConfig(str(tmp_path / "state"), seed=1, view_interval_ms=0))
+    crew = running(service, checkpoint_timeout_ms=400, tolerable_failed_checkpoints=1_000)
+    crew.workers[1].acknowledges = False
+    crew.until(lambda: len(recorded(service, crew.job_id)) == 1, what="an explanation")
+    assert recorded(service, crew.job_id)[0] > max(dropped_ids)
+    service.close()
+
+
+def test_an_explanation_whose_record_can_t_be_read_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    posted: list[Any] = []
+    made = JobExplanations(None, WallClock(), posted.append, posted.append)  # type: ignore[arg-type]
+    made._explained(replace(explained_slow(), checkpoint_id=0))
+    assert posted == []
+    assert f"job {JOB}: the explanation of checkpoint 0 is not kept" in caplog.text
+
+
+def explained_slow() -> Explanation:
+    return Explanation(JOB, "word count", 7, "completed", False, "it was slow", (), (Cause(CauseKind.SLOW, "it was slow"),))
 
 
 def test_what_finds_no_room_is_not_explained_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,3 +155,8 @@ def test_a_record_of_another_shape_is_no_explanation(change: dict[str, Any]) -> 
     assert recall_explanation(GOOD) is not None
     assert recall_explanation({**GOOD, **change}) is None
     assert recall_explanation({"left_out_bytes": 300_000}) is None
+
+
+def test_a_subject_has_a_bound_as_every_text() -> None:
+    kept = through_a_file(replace(explained(expired()), subject="s" * (TEXT_BYTES_MAX + 1)))
+    assert len(kept.subject) <= TEXT_BYTES_MAX
