@@ -323,6 +323,7 @@ def test_sequences_give_the_same_in_slots_and_in_dicts(bounds: str, steps: list[
 
 
 @pytest.mark.endurance
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bounds", ["as they are", "small"])
 @given(steps=st.lists(STEPS, min_size=5, max_size=40), key_type=st.sampled_from(sorted(KEYS)))
 @settings(max_examples=10_000, deadline=None, database=None)
@@ -435,6 +436,7 @@ def test_pages_give_what_dicts_give(steps: list[tuple[str, list[int], int]], key
 
 
 @pytest.mark.endurance
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("key_type", sorted(KEYS))
 @given(steps=st.lists(LIGHT, min_size=4, max_size=40))
 @settings(max_examples=4_000, deadline=None, database=None)
