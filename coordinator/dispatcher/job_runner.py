@@ -234,8 +234,8 @@ class JobMasterRunner:
     def stop(self, reason: str) -> None:
         """As `close`, without waiting for the turns in front of it."""
         if not self._closed:
-            self._inbox.extend((job_events.LeadershipEnded(reason), _STOP))
-            self._job_thread.wake()
+            self._put(job_events.LeadershipEnded(reason))
+            self._put(_STOP)
 
     def close(self, reason: str) -> None:
         """Stop leading and end the turns; returns at once if called within a turn. Idempotent."""

@@ -134,7 +134,7 @@ def test_hook_that_finds_no_thread_fails_its_checkpoint_alone() -> None:
     process = begun()
     service = process.service(JOB)
     service._hooks = NoThreads()
-    service._perform(RestoreHook(1, "offsets", 0, 0, None, 1_000))
+    service._perform(RestoreHook(1, 1, "offsets", 0, 0, None, 1_000))
     outcome = service._inbox[-1]
     assert isinstance(outcome, job_events.HookNotRestored)
     assert outcome.message == "it can't be called now: can't start new thread"
