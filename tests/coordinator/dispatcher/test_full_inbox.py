@@ -74,21 +74,23 @@ def test_requests_to_a_full_inbox_are_refused_at_once_and_leave_nothing() -> Non
 
 
 def test_outcomes_of_the_jobs_own_actions_find_room_however_full_the_inbox_is() -> None:
-    process = begun()
-    service = process.service(JOB)
+    process = Process(DictStorage(), inbox_events_max=MAX).begin()
+    process.submit(submitted())
     for slot in range(2):
         message = registration(process, slot)
-        service.call(lambda ticket, message=message: job_events.RegistrationReceived(ticket, message))  # type: ignore[misc]
+        process.service(JOB).call(lambda ticket, message=message: job_events.RegistrationReceived(ticket, message))  # type: ignore[misc]
     while process.turn():
         pass
     waiting = filled(process)
-    while process.runner.step():  # the attempt is prepared, and its flow does not wait for a turn
+    assert process.runner.flows, "the first attempt is being prepared"
+    while process.runner.step():  # its outcome waits for no turn
         pass
     assert not any(each.done() for each in waiting)
     process.settle()
-    deployment = register(process, 0).deployment
-    assert deployment is not None
-    assert deployment.attempt == 1
+    assert process.service(JOB).state == "RUNNING"
+    registered = register(process, 0).deployment
+    assert registered is not None
+    assert registered.attempt == 1
 
 
 def test_stream_that_closes_while_the_inbox_is_full_is_noticed() -> None:
