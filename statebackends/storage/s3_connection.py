@@ -337,12 +337,16 @@ class S3Connection:
         return self.repeated(lambda: self.request(name, **arguments))
 
     def submit(self, action: Callable[[], T]) -> Future[T]:
-        """Run an action on the threads that send and fetch parts."""
+        """Run an action on the threads that send and fetch parts. Raises StorageUnavailableError if the system has no more threads;
+        the action may run all the same."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.settings.parts_in_flight_max, thread_name_prefix="holdfast-s3")
             pool = self._pool
-        return pool.submit(action)
+        try:
+            return pool.submit(action)
+        except RuntimeError as error:  # the pool starts its threads one by one
+            raise StorageUnavailableError(f"parts can't be sent or fetched now: {error}") from error
 
     def once(self, check: str, bucket: str, action: Callable[[], None]) -> None:
         """Run a check of a bucket, unless it has passed on this connection before."""

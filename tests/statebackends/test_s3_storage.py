@@ -219,6 +219,20 @@ def test_a_failed_upload_leaves_no_parts(storage: S3Storage, connection: S3Conne
     assert read(storage, "a") is None
 
 
+def test_without_threads_for_parts_storage_is_unavailable_and_no_part_is_left(storage: S3Storage, connection: S3Connection) -> None:
+    class NoThreads:
+        def submit(self, action: Any) -> Any:
+            raise RuntimeError("can't start new thread")
+
+    connection._pool = NoThreads()  # type: ignore[assignment]
+    with pytest.raises(StorageUnavailableError, match="can't start new thread"):
+        storage.execute(ops.WriteFile("a", [bytes(BIG)]))
+    connection._pool = None
+    assert uploads_left(storage, connection) == []
+    storage.execute(ops.WriteFile("a", [bytes(BIG)]))
+    assert read(storage, "a") == bytes(BIG)
+
+
 def test_a_local_file_that_fails_midway_leaves_no_parts(storage: S3Storage, connection: S3Connection) -> None:
     def blocks() -> Iterator[bytes]:
         yield bytes(PART_BYTES_MIN)
