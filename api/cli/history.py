@@ -33,7 +33,7 @@ def show_failures(found: Mapping[str, Any]) -> None:
     rows = [(console.time_text(each["at_ms"]), str(each["attempt"]), *_behind(each), each["error"]) for each in found["failures"]]
     console.show_table(("AT", "ATTEMPT", "RESTORED", "AGAIN", "GAP", "ERROR"), rows, empty="no failures")
     if found["since"]:
-        console.show_note(f"there are older ones: --before {found['since']}")
+        console.show_note(f"for older ones: --before {found['since']}")
 
 
 def _behind(failure: Mapping[str, Any]) -> tuple[str, str, str]:

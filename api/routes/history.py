@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from holdfast.api.flink import schemas
 from holdfast.api.routes.common import ERRORS, JobId, Service, answer, describe_answer
 from holdfast.api.routes.threads import StorageReaders
-from holdfast.coordinator.history.failures import FAILURE_KINDS, FailurePage, derive_failures, page_of
-from holdfast.coordinator.history.records import HistoryPage, parse_kinds
+from holdfast.coordinator.history.failures import FAILURE_KINDS, FailurePage, FailureView, derive_failures, page_of
+from holdfast.coordinator.history.records import HistoryPage, RecordKind, parse_kinds
 from holdfast.coordinator.history.store import PAGE_RECORDS_MAX, HistoryQuery, parse_position
 from holdfast.coordinator.interface import Coordinator
 from holdfast.statebackends.errors import InvalidConfigError
@@ -121,7 +121,17 @@ async def failures(
 
 def _failures(service: Coordinator, job_id: str, query: HistoryQuery, limit: int) -> Response:
     page = service.history(job_id, query)
-    return answer(page_of(derive_failures(page.entries), limit, page.since, page.as_of_ms))
+    found = derive_failures(page.entries)
+    is_last = len(found) <= limit and bool(page.since) and not _may_be_older(service, job_id, found, page.since)
+    return answer(page_of(found, limit, "" if is_last else page.since, page.as_of_ms))
+
+
+def _may_be_older(service: Coordinator, job_id: str, found: tuple[FailureView, ...], since: str) -> bool:
+    """Whether a failure is in front of those found, or may be beyond what one page is read from: what is in front of a page may be
+    other records alone, such as those of the first attempt."""
+    before = parse_position(found[-1].position if found else since, "before")
+    look = service.history(job_id, HistoryQuery(None, frozenset({RecordKind.FAILURE}), 1, newest=True, before=before))
+    return bool(look.entries or look.since)
 
 
 def history_query(after: str, kinds: str, limit: int, *, newest: bool, before: str = "") -> HistoryQuery:

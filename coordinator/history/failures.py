@@ -91,7 +91,7 @@ class FailurePage(msgspec.Struct, frozen=True):
 
     failures: tuple[FailureView, ...]
     since: str
-    """`before` of the page of older ones; empty: there are none."""
+    """`before` of the page of older ones; empty: there are none. In a long history with few failures that page may be empty."""
     as_of_ms: int
 
 

@@ -16,11 +16,21 @@ from holdfast.api.cli.history import describe
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.api.routes.threads import READERS_MAX
-from holdfast.coordinator.history.records import HistoryDamage, HistoryEntry, HistoryGap, HistoryPage, Position, RecordKind
-from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.history.records import (
+    HistoryDamage,
+    HistoryEntry,
+    HistoryGap,
+    HistoryPage,
+    Position,
+    RecordKind,
+    encode_line,
+)
+from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
+from tests.coordinator.world import DictStorage
 
 STATE = {"state": "RUNNING", "previous": "CREATED", "reason": ""}
 PAGE = HistoryPage(
@@ -78,6 +88,33 @@ def test_failures_are_one_number_in_rest_client_and_command_line(
     shown = CliRunner().invoke(app, ["failures", JOB, "--url", served.url])
     assert shown.exit_code == 0, shown.output
     assert all(text in shown.output for text in ("Boom: bang", "41", "8,204", "1.2 s"))
+
+
+def recorded(*kinds: str) -> DictStorage:
+    """A history with one record of each kind, in one file."""
+    facts = {"failure": FAILURE, "restart": RESTART, "first_record": FIRST}
+    storage = DictStorage()
+    content = b"".join(encode_line(number, 1_000 * number, kind, facts.get(kind, {})) for number, kind in enumerate(kinds, 1))
+    assert storage.execute(PutIfAbsent(JobPaths(JOB).history(3, 1), content))
+    return storage
+
+
+BEGAN, FAILED = ("leader", "restart", "first_record"), ("failure", "restart", "first_record")
+
+
+@pytest.mark.parametrize(
+    ("limit", "since"), [(1, "3-10"), (2, "3-7"), (3, ""), (4, "")], ids=["two more", "one more", "all", "more than all"]
+)
+def test_a_page_of_failures_names_older_ones_only_where_there_are_some(
+    limit: int, since: str, served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of the first attempt, in front of the oldest failure, are no failure."""
+    storage = recorded(*BEGAN, *FAILED, *FAILED, *FAILED)
+    read = lambda job_id, query: run_flow(read_history(JobPaths(job_id), query, 5), storage)  # noqa: E731
+    monkeypatch.setattr(coordinator, "history", read)
+    body = served.json("GET", f"/v1/jobs/{JOB}/failures?limit={limit}")
+    assert [each["position"] for each in body["failures"]] == ["3-10", "3-7", "3-4"][:limit]
+    assert body["since"] == since
 
 
 @pytest.mark.parametrize(
