@@ -48,6 +48,11 @@ def share_text(share: float) -> str:
     return f"{math.floor(share * 100 + 0.5)} %"
 
 
+def silence_text(slot: int, silent_ms: int) -> str:
+    """Of a worker that is not heard of."""
+    return f"nothing was heard from the worker in slot {slot} for {time_text(silent_ms)}"
+
+
 Reader = Callable[[SubtaskCheckpointView], int]
 _READERS: dict[Phase, Reader] = {
     Phase.START_DELAY: attrgetter("start_delay_ms"),

@@ -15,13 +15,14 @@ from holdfast.barriers.jobgraph import OperatorDescription
 from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
-from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, busiest_start, find_bottleneck, longest_call
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, time_text
+from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, STANDS_MS, busiest_start, find_bottleneck, longest_call
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, silence_text, time_text
 from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
     PLACES_SHOWN_MAX,
     SOURCES_SHOWN_MAX,
     VERTICES_SHOWN_MAX,
+    CauseKind,
     CutView,
     HealthView,
     Place,
@@ -233,6 +234,9 @@ def _judge_standing(facts: Facts) -> SlowView:
 
 def _judge_running(facts: Facts) -> SlowView:
     share = max((each.backpressured for each in _shares(facts)), default=0.0)
+    silent = _silent(facts)
+    if silent:
+        return _judge_silent(facts, silent)
     call = longest_call(facts)
     if call is not None:
         return SlowView(Verdict.AT_RISK, call.cause.text, call.place, call.cause.kind, call.busy, share)
@@ -248,10 +252,32 @@ def _judge_running(facts: Facts) -> SlowView:
     return SlowView(verdict, found.text + held, found.place, found.kind, found.busy, share)
 
 
+def _judge_silent(facts: Facts, silent: Mapping[int, int]) -> SlowView:
+    slot = max(silent, key=lambda each: silent[each])
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    text = f"{silence_text(slot, silent[slot])}{more}: its process hangs, or the network to it is cut"
+    share = max((each.backpressured for each in _shares(facts)), default=-1.0)
+    return SlowView(Verdict.AT_RISK, text, _in_slot(facts, slot), CauseKind.HUNG_WORKER, backpressured=share)
+
+
+def _silent(facts: Facts) -> dict[int, int]:
+    """Slots whose workers have not been heard of for so long that nothing may move in them -> how long, ms."""
+    needed_ms = max(STANDS_MS, 3 * facts.config.heartbeat_interval_ms)
+    told = {slot: facts.job.now_ms - worker.last_seen_ms for slot, worker in facts.workers.items() if worker.last_seen_ms >= 0}
+    return {slot: silent_ms for slot, silent_ms in sorted(told.items()) if silent_ms >= needed_ms}
+
+
+def _in_slot(facts: Facts, slot: int) -> Place | None:
+    """The first subtask that a worker has."""
+    first = next((vertex for vertex in facts.order if facts.subtask(vertex, slot) is not None), None)
+    return facts.place(first, slot) if first is not None else None
+
+
 def _shares(facts: Facts) -> Iterator[VertexShares]:
-    """Of vertices with a running subtask that has told them."""
+    """Of vertices with a running subtask that has told them. What a silent worker told last is not of now."""
+    silent = _silent(facts)
     for vertex in facts.order:
-        if loads := facts.loads(vertex):
+        if loads := [each for each in facts.loads(vertex) if each.view.subtask not in silent]:
             yield VertexShares(vertex, max(each.busy for each in loads), max(each.backpressured for each in loads))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.barriers.messages import SubtaskKey, TaskState
 from holdfast.coordinator.explain.bottleneck import find_bottleneck, longest_call
-from holdfast.coordinator.explain.facts import Facts, time_text
+from holdfast.coordinator.explain.facts import Facts, silence_text, time_text
 from holdfast.coordinator.explain.master_hooks import explain_awaited_hooks
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 from holdfast.coordinator.explain.slow import Chain, explain_slow, follow_barrier
@@ -97,8 +97,7 @@ def _worker_cause(facts: Facts, missing: Sequence[SubtaskKey], ended_ms: int) ->
             return Cause(CauseKind.LOST_WORKER, text, _first_in(facts, missing, slot))
         silent_ms = facts.job.now_ms - worker.last_seen_ms
         if ended_ms < 0 and _is_silent(worker, silent_ms, config.heartbeat_interval_ms):
-            silence = f"nothing was heard from the worker in slot {slot} for {time_text(silent_ms)}"
-            text = f"{silence}: its process hangs, or the network to it is cut"
+            text = f"{silence_text(slot, silent_ms)}: its process hangs, or the network to it is cut"
             return Cause(CauseKind.HUNG_WORKER, text, _first_in(facts, missing, slot))
     return None
 

@@ -213,6 +213,36 @@ def test_a_loop_that_does_not_come_back_puts_a_job_at_risk(step_ms: int, verdict
         assert found.why.startswith(f"{found.bottleneck} has not returned for {step_ms / 1000:.1f} s, and no record has been read")
 
 
+@pytest.mark.parametrize(
+    ("silent_ms", "interval_ms", "verdict"),
+    [(9_900, 2_000, OK), (10_000, 2_000, AT_RISK), (15_300, 10_000, OK), (31_000, 10_000, AT_RISK)],
+)
+def test_a_worker_that_is_not_heard_of_puts_a_job_at_risk(silent_ms: int, interval_ms: int, verdict: Verdict) -> None:
+    """What it told last is not of now: a worker that was stopped was "11 % busy" until its time was over."""
+
+    def change(it: Built) -> None:
+        it.tune(heartbeat_interval_ms=interval_ms)
+        it.workers[2] = {"last_seen_ms": NOW - silent_ms}
+        it.shares[WINDOW, 2] = (930, 70)
+
+    found = health(change).slow
+    assert found.verdict is verdict
+    shown = {each.vertex: each.busy for each in found.vertices}
+    if verdict is OK:
+        assert (found.cause, shown[WINDOW]) == (None, 0.93)
+    else:
+        seconds = f"{silent_ms / 1000:.1f} s"
+        assert found.why.startswith(f"nothing was heard from the worker in slot 2 for {seconds}: its process hangs")
+        assert (found.cause, str(found.bottleneck)) == (CauseKind.HUNG_WORKER, "orders subtask 2 on h2")
+        assert (found.busy, shown[WINDOW]) == (-1, 0.4)
+
+
+def test_where_no_worker_is_heard_of_no_share_is_shown() -> None:
+    found = health(lambda it: it.workers.update({slot: {"last_seen_ms": NOW - 48_000} for slot in range(4)})).slow
+    assert (found.verdict, found.vertices, found.busy, found.backpressured) == (AT_RISK, (), -1, -1)
+    assert found.why.startswith("nothing was heard from the worker in slot 0 for 48.0 s and 3 more: ")
+
+
 def test_the_call_that_lasts_longest_is_named_though_another_vertex_is_backpressured() -> None:
     def change(it: Built) -> None:
         it.pressed(SOURCE)
