@@ -53,6 +53,8 @@ from holdfast.coordinator.views import (
     WholeJobView,
 )
 
+THE_COORDINATOR_STOPS = "the coordinator stops"
+
 
 class CommandSubscription(Protocol):
     """One open command stream. Single consumer; the thread of the job feeds it, bounded."""
@@ -318,5 +320,6 @@ class Coordinator(Protocol):
     def wait(self, job_id: str, timeout_s: float | None = None) -> str:
         """Block until the job is in a terminal state (or SUSPENDED), or `timeout_s` is over; returns the state."""
 
-    def close(self) -> None:
-        """Stop leading without ending any job: streams close, threads end, checkpoints stay. Idempotent."""
+    def close(self, reason: str = THE_COORDINATOR_STOPS) -> None:
+        """Stop leading without ending any job: streams close, threads end, checkpoints stay. `reason`: for the jobs' histories.
+        Idempotent."""

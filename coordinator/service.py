@@ -58,6 +58,7 @@ from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
+from holdfast.coordinator.interface import THE_COORDINATOR_STOPS
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.ownership.cost import Cost
@@ -497,7 +498,7 @@ class CoordinatorService:
             service.ended.wait(timeout_s)
         return self.job(job_id).overview.state
 
-    def close(self) -> None:
+    def close(self, reason: str = THE_COORDINATOR_STOPS) -> None:
         with self._closing:
             if self._closed:
                 return
@@ -515,9 +516,9 @@ class CoordinatorService:
         self._recovery.close()
         services = self._registry.services()
         for service in services:  # all at once: the turn of one may last
-            service.stop("the coordinator stops")
+            service.stop(reason)
         for service in services:
-            service.close("the coordinator stops")
+            service.close(reason)
         self._job_threads.close()
         self._runner.close()
 

@@ -20,7 +20,7 @@ from typing import TypeVar, assert_never
 
 from holdfast.api.members.lock import HostLock, LocksUnusableError
 from holdfast.api.members.peers import Peers
-from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.interface import THE_COORDINATOR_STOPS, Coordinator
 from holdfast.coordinator.standby import election as on
 from holdfast.coordinator.standby.election import Election, ElectionConfig, Role
 from holdfast.coordinator.standby.records import ActiveRecord, Observation, SignOfLife
@@ -36,6 +36,8 @@ OPEN_AGAIN_S = 0.5
 """Pause between two tries to open the service while storage fails."""
 FORGET_AFTER_MS = 600_000
 """Time after which the active member deletes the signs of one that gives no new ones."""
+ANOTHER_LEADS = "another member leads"
+"""Why the jobs of one that was superseded are led here no more, in their histories."""
 STOP_TIMEOUT_S = 5.0
 """Seconds for the last sign of a member that stops; without it the others find out by themselves."""
 
@@ -323,7 +325,7 @@ class Membership:
                     self._service = service
                     service.lead()
                     break
-            service.close()
+            service.close(self._why_over())
             return
         else:
             return
@@ -341,10 +343,14 @@ class Membership:
         if service is None:
             return
         if is_cut_off:  # threads of the service may hang in storage, and the election must not
-            self._closing = threading.Thread(target=service.close, name=f"holdfast-close-{epoch}", daemon=True)
+            name, reason = f"holdfast-close-{epoch}", "this member could not store a sign of life for long"
+            self._closing = threading.Thread(target=service.close, args=(reason,), name=name, daemon=True)
             self._closing.start()
         else:
-            service.close()
+            service.close(self._why_over())
+
+    def _why_over(self) -> str:
+        return THE_COORDINATOR_STOPS if self.role is Role.LEFT else ANOTHER_LEADS
 
 
 def open_lock(folder: Path) -> tuple[HostLock | None, str]:

@@ -60,7 +60,7 @@ from holdfast.coordinator.explain.records import CutView, Explanation, HealthVie
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
-from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.interface import THE_COORDINATOR_STOPS, Coordinator
 from holdfast.coordinator.ownership.cost import CheckpointCost, Cost, Requests
 from holdfast.coordinator.ownership.labels import LabelList, LabelView, check_label
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal
@@ -316,6 +316,7 @@ class FakeCoordinator:
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
     is_referring: bool = False
+    closed_for: str = ""
 
     def reset(self) -> None:
         """As new."""
@@ -565,7 +566,8 @@ class FakeCoordinator:
     def lead(self) -> None:
         self.calls.append(("lead",))
 
-    def close(self) -> None:
+    def close(self, reason: str = THE_COORDINATOR_STOPS) -> None:
+        self.closed_for = reason
         self.ready = False
         for subscription in self.subscriptions:
             subscription.end()

@@ -30,9 +30,10 @@ from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.coordinator.standby.records import ActiveRecord
+from holdfast.coordinator.standby.store import claim
 from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import GUARD_FILE
-from holdfast.statebackends.storage.port import Operation, Storage
+from holdfast.statebackends.storage.port import Operation, Storage, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 
 DEADLINE_S = 20.0
@@ -259,6 +260,7 @@ def test_active_one_that_is_cut_off_from_storage_gives_up_and_another_takes_over
         eventually(lambda: other.status("/leader") == 200, "another leads")
         assert cut_off.status("/leader") == 503
         eventually(lambda: not cut_off.coordinator.ready, "its jobs are closed")
+        assert cut_off.coordinator.closed_for == "this member could not store a sign of life for long"
         away.back.set()
         eventually(lambda: cut_off.membership.active() == other.membership.active(), "it knows who leads")
         assert cut_off.json("GET", "/v1/jobs") == other.json("GET", "/v1/jobs"), "it passes on"
@@ -267,6 +269,25 @@ def test_active_one_that_is_cut_off_from_storage_gives_up_and_another_takes_over
         for each in (other, cut_off):
             if each is not None:
                 each.stop()
+
+
+def test_jobs_are_told_why_a_member_leads_them_no_more(tmp_path: Path) -> None:
+    """Their histories have it: one that was stopped and wakes does not stop."""
+    folders = tmp_path / "woken", tmp_path / "leaving"
+    for folder in folders:
+        folder.mkdir()
+    woken, leaving = map(Member, folders)
+    try:
+        eventually(lambda: (woken.status("/leader"), leaving.status("/leader")) == (200, 200), "they lead")
+        led = woken.membership.active()
+        assert led is not None
+        run_flow(claim(ActiveRecord(led.epoch + 1, "f" * 32, "http://127.0.0.1:1")), woken.membership._storage)
+        eventually(lambda: not woken.coordinator.ready, "its jobs are closed")
+        assert woken.coordinator.closed_for == "another member leads"
+    finally:
+        leaving.stop()
+        woken.stop()
+    assert leaving.coordinator.closed_for == "the coordinator stops"
 
 
 def test_only_member_leads_again_when_storage_is_back(tmp_path: Path) -> None:

@@ -127,6 +127,19 @@ def test_checkpoints_of_a_directory_whose_coordinator_is_gone(location: str) -> 
     assert open_storage(location).execute(ListFiles("")) == before
 
 
+def test_a_checkpoint_that_an_older_leader_began_is_nobodys(tmp_path: Path) -> None:
+    """One that was stopped, and woke behind its successor, may have claimed an id that was free again."""
+    storage = open_storage(str(tmp_path))
+    put(storage, "_holdfast", b"directory")
+    put_job(storage, LIVE)
+    put(storage, JobPaths(LIVE).leader(2), LeaderRecord(2, "m"))
+    left, *_ = StoredJobs(str(tmp_path)).checkpoints(LIVE)["history"]
+    assert (left["id"], left["status"]) == (5, "FAILED")
+    output = holdfast("checkpoints", LIVE, "--state-dir", str(tmp_path), "--offline").stdout
+    assert "leader_changed: epoch 2 leads" in output
+    assert output.splitlines()[-1] == "1 completed, 2 failed, 0 in progress, 0 restored"
+
+
 def test_an_unaligned_checkpoint_of_a_job_that_has_ended_is_told_as_such(tmp_path: Path) -> None:
     storage, paths = open_storage(str(tmp_path)), JobPaths(FAILED)
     put(storage, "_holdfast", b"directory")

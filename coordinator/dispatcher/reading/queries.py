@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.barriers.messages import CheckpointKind
+from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.dispatcher.calls import JobCalls
 from holdfast.coordinator.dispatcher.dispatcher import JobRegistry
 from holdfast.coordinator.dispatcher.job_runner import JobMasterRunner
@@ -130,9 +130,15 @@ def view_recorded_savepoint_places(job: RecordedJob) -> SavepointPlaces:
 
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
-    """Checkpoints of a job that are still on record. Undecided ones of a job without a recorded end count as in progress."""
+    """Checkpoints of a job that are still on record. Undecided ones of the newest leader of a job without a recorded end count as
+    in progress; those of older leaders nobody completes any more."""
     entries = [job.checkpoints[number] for number in sorted(job.checkpoints)]
-    views = [_recorded(entry, is_live=job.is_live) for entry in entries if entry.fact is not CheckpointFact.ORPHANED]
+    newest_epoch = max(job.epochs, default=0)
+    views = [
+        _recorded(entry, is_live=job.is_live, newest_epoch=newest_epoch)
+        for entry in entries
+        if entry.fact is not CheckpointFact.ORPHANED
+    ]
     completed = [view for view in views if view.status == "COMPLETED"]
     failed = [view for view in views if view.status == "FAILED"]
     pending = len(views) - len(completed) - len(failed)
@@ -150,10 +156,12 @@ def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
     )
 
 
-def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
+def _recorded(entry: RecordedCheckpoint, *, is_live: bool, newest_epoch: int) -> CheckpointView:
     claim, decision = entry.claim, entry.decision
     completed = isinstance(decision, Completed | SavepointRecord)
-    pending = is_live and entry.fact is CheckpointFact.UNDECIDED
+    undecided = is_live and entry.fact is CheckpointFact.UNDECIDED
+    left = undecided and claim is not None and claim.epoch < newest_epoch
+    pending = undecided and not left
     aborted = decision if isinstance(decision, AbortRecord) else None
     trigger_ms = decision.timestamp_ms if isinstance(decision, Completed | SavepointRecord) else -1
     in_flight_size = decision.in_flight_size if isinstance(decision, Completed) else 0
@@ -174,8 +182,10 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool) -> CheckpointView:
         vertices={},
         location=claim.folder if completed and claim is not None else None,
         failure_ms=aborted.created_ms if aborted is not None else -1,
-        failure_reason=aborted.reason.value if aborted is not None else None,
-        failure_message=(aborted.message or aborted.reason.value) if aborted is not None else None,
+        failure_reason=aborted.reason.value if aborted is not None else FailureReason.LEADER_CHANGED.value if left else None,
+        failure_message=(
+            (aborted.message or aborted.reason.value) if aborted is not None else f"epoch {newest_epoch} leads" if left else None
+        ),
     )
 
 
