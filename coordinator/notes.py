@@ -17,6 +17,7 @@ class StateChanged(msgspec.Struct, frozen=True):
 
     state: str
     previous: str
+    """Empty: another leader led the job, and its state then is not on record."""
     reason: str = ""
 
 

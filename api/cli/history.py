@@ -85,7 +85,8 @@ def _leader(facts: _Facts) -> str:
 
 def _state(facts: _Facts) -> str:
     why = f": {facts['reason']}" if facts.get("reason") else ""
-    return f"{facts['state']}, was {facts['previous']}{why}"
+    before = f", was {facts['previous']}" if facts["previous"] else ""
+    return f"{facts['state']}{before}{why}"
 
 
 def _failure(facts: _Facts) -> str:
@@ -147,7 +148,8 @@ def _label(facts: _Facts) -> str:
 
 def _drill(facts: _Facts) -> str:
     why = facts["error"] or "; ".join(facts["problems"]) or f"{facts['rows']:,} rows of {facts['states']} states"
-    return f"drill of checkpoint {facts['checkpoint_id']} {facts['state']}: {why}"
+    name = str(facts.get("kind", "checkpoint")).replace("_", "-")
+    return f"drill of {name} {facts['checkpoint_id']} {facts['state']}: {why}"
 
 
 _WORDS: Mapping[str, Callable[[_Facts], str]] = {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
 from holdfast.barriers import messages
 from holdfast.barriers.jobgraph import JOB_NAME_CHARS_MAX
-from holdfast.barriers.messages import FailureReason
+from holdfast.barriers.messages import CheckpointKind, FailureReason
 from holdfast.coordinator.jobmaster.job import JobSetup
 from holdfast.coordinator.notes import (
     AttemptDeployed,
@@ -105,7 +105,8 @@ def _worded(note: Note) -> tuple[int, str, str]:
         case StateChanged():
             because = f": {note.reason}" if note.reason else ""
             level = logging.ERROR if note.state == "FAILED" else logging.INFO
-            return level, "state_changed", f"{note.state}, was {note.previous}{because}"
+            before = f", was {note.previous}" if note.previous else ""
+            return level, "state_changed", f"{note.state}{before}{because}"
         case AttemptFailed():
             return logging.WARNING, "attempt_failed", _failed(note)
         case AttemptDeployed():
@@ -130,9 +131,14 @@ def _worded(note: Note) -> tuple[int, str, str]:
         case DrillEnded():
             level = logging.INFO if note.facts["state"] == "passed" else logging.WARNING
             why = note.facts["error"] or "; ".join(note.facts["problems"]) or f"{note.facts['rows']} rows were read"
-            return level, "drill_ended", f"drill of checkpoint {note.facts['checkpoint_id']} {note.facts['state']}: {why}"
+            return level, "drill_ended", f"drill of {_snapshot(note.facts)} {note.facts['state']}: {why}"
         case _:
             assert_never(note)
+
+
+def _snapshot(facts: Mapping[str, Any]) -> str:
+    """What was drilled: `stop-savepoint 220`."""
+    return f"{str(facts.get('kind', CheckpointKind.CHECKPOINT.value)).replace('_', '-')} {facts['checkpoint_id']}"
 
 
 def _failed(note: AttemptFailed) -> str:

@@ -164,7 +164,7 @@ def _unsound(facts: Facts, verifications: Sequence[Verification]) -> str:
 def _failed_drill(drill: DrillView) -> str:
     first = shown(drill.problems[0], TEXT_BYTES_MAX) if drill.problems else ""
     more = f" and {drill.problem_count - 1} more" if drill.problem_count > 1 else ""
-    return f"a drill of checkpoint {drill.checkpoint_id} found that it can't be restored: {first}{more}"
+    return f"a drill of {drill.kind.value.replace('_', '-')} {drill.checkpoint_id} found that it can't be restored: {first}{more}"
 
 
 def _failures(facts: Facts) -> int:

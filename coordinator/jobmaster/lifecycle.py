@@ -199,7 +199,7 @@ class Lifecycle:
         self.execution = Execution(self.attempt, self._setup.graph, self.next.base)
         self._start_coordinator()
         self._reconcile_until_ms = self._turn.now_ms + self._config.reconcile_timeout_ms
-        self._enter(JobState.RECONCILING)
+        self._enter(JobState.RECONCILING, f"taken over by epoch {self._setup.epoch}")
         if self._setup.fail_over:
             self.fail_over(Failure("LeaderChanged: a stop-with-savepoint was cut off by the end of its coordinator"))
 
@@ -528,6 +528,7 @@ class Lifecycle:
         if state is not self.state:
             if state not in TRANSITIONS[self.state]:
                 raise InvariantError(f"job {self._setup.job_id} is {self.state.value} and can't become {state.value}")
-            self._turn.notes.append(StateChanged(state.value, self.state.value, reason))
+            previous = "" if state is JobState.RECONCILING else self.state.value  # that of a leader before is not on record
+            self._turn.notes.append(StateChanged(state.value, previous, reason))
         self.state = state
         self.timestamps[state.value] = self._turn.wall_ms

@@ -227,6 +227,17 @@ def test_command_shows_records_gaps_and_damage(served: Served, coordinator: Fake
             {"id": 4, "checkpoint_kind": "checkpoint", "status": "FAILED", "reason": "coordinator_shutdown", "message": ""},
             "checkpoint 4 failed, the job was cancelled or has failed",
         ),
+        (
+            "drill",
+            {"checkpoint_id": 220, "kind": "stop_savepoint", "state": "passed", "error": "", "problems": [], "rows": 9, "states": 2},
+            "drill of stop-savepoint 220 passed: 9 rows of 2 states",
+        ),
+        ("state", {"state": "RUNNING", "previous": "CREATED", "reason": ""}, "RUNNING, was CREATED"),
+        (
+            "state",
+            {"state": "RECONCILING", "previous": "", "reason": "taken over by epoch 2"},
+            "RECONCILING: taken over by epoch 2",
+        ),
         ("state", {"unknown": 1}, "unknown=1"),
         ("checkpoint", {"id": 1, "checkpoint_kind": 5, "status": "COMPLETED"}, "id=1, checkpoint_kind=5, status=COMPLETED"),
         ("later kind", {"a": 1}, "a=1"),

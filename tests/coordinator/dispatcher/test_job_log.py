@@ -126,6 +126,7 @@ def test_takeover_and_end_are_lines_of_the_log(caplog: pytest.LogCaptureFixture)
     assert "led from here with epoch 2, submission 1: taken over from epoch 1; newest checkpoint 0" in caplog.text
     states = [entry["state"] for entry in told if entry["event"] == "state_changed"]
     assert states == ["RECONCILING", "SUSPENDED", "CANCELLING"]
+    assert "(word count): RECONCILING: taken over by epoch 2\n" in caplog.text, "it was never CREATED there"
 
 
 def test_a_second_submission_takes_over_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
