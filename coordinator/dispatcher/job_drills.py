@@ -136,7 +136,7 @@ class JobDrills:
         self, job_id: str, checkpoint_id: int | None, pin: str, labelled: frozenset[int]
     ) -> tuple[int, CheckpointKind, str]:
         """Id, kind and location of the snapshot to drill. One that a job may delete has a label now, unless none can be given: then
-        it is read all the same. `labelled`: those that users' labels keep. Raises NotFoundError."""
+        it is read all the same. `labelled`: those that users' labels keep. Raises NotFoundError, also for one that is gone."""
         for _ in range(KEEP_ATTEMPTS):
             found = self._find(job_id, checkpoint_id)
             if found[0] in labelled or found[1].is_savepoint or self._registry.find(job_id) is None:
@@ -148,6 +148,10 @@ class JobDrills:
                 logger.info("job %s: checkpoint %d is drilled without a label: %s", job_id, found[0], printable(str(error)))
                 if checkpoint_id is not None:
                     break
+        number, kind, location = found
+        if not self._is_there(kind, location):
+            named = f"{kind.value.replace('_', '-')} {number} of job {job_id}"
+            raise NotFoundError(f"{named} can't be drilled: {location} was deleted or moved", job=job_id, checkpoint=number)
         return found
 
     def _unpin(self, job_id: str, pin: str) -> None:
@@ -201,8 +205,7 @@ class JobDrills:
         _, kind, place = self._find(job_id, found.checkpoint_id)
         if _real(place) != _real(location):
             return
-        view = DrillView("", found.checkpoint_id, kind, place, DrillState.RUNNING, "user", found.began_ms)
-        if found.problem_count and not self._is_there(view):
+        if found.problem_count and not self._is_there(kind, place):
             return
         with self._lock:
             self._changes += 1
@@ -329,14 +332,15 @@ class JobDrills:
 
     def _judged(self, view: DrillView, report: DrillReport) -> DrillReport:
         """A snapshot that was deleted while it was read is no damaged one."""
-        if not (report.problem_count or report.error) or self._is_there(view):
+        if not (report.problem_count or report.error) or self._is_there(view.kind, view.location):
             return report
         return DrillReport(error=DELETED)
 
-    def _is_there(self, view: DrillView) -> bool:
-        paths = [metadata_path(view.location)]
-        if is_checkpoint_folder(view.location) and not view.kind.is_savepoint:
-            paths.append(claim_path(view.location))
+    def _is_there(self, kind: CheckpointKind, location: str) -> bool:
+        """True also where storage does not say."""
+        paths = [metadata_path(location)]
+        if is_checkpoint_folder(location) and not kind.is_savepoint:
+            paths.append(claim_path(location))
         try:
             return all(self._storage.execute(StatFile(path)) is not None for path in paths)
         except HoldfastError:

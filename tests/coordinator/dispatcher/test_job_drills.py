@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -240,6 +242,24 @@ def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: Coordinato
     drills = service._drills
     assert ended.state is DrillState.FAILED
     assert drills._judged(begun, drills._execute(begun.location)).error == DELETED
+
+
+def test_a_snapshot_that_was_disposed_of_long_before_is_not_drilled(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
+    """Nothing was deleted while it was read, and no label could have kept it."""
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"))
+    crew.until(lambda: not service.trigger_status(crew.job_id, trigger).in_progress, what="the savepoint")
+    done = service.trigger_status(crew.job_id, trigger)
+    assert done.checkpoint_id is not None
+    assert done.location is not None
+    number = done.checkpoint_id
+    shutil.rmtree(done.location)
+    told = f"savepoint {number} of job {crew.job_id} can't be drilled: {done.location} was deleted or moved"
+    with pytest.raises(NotFoundError, match=re.escape(told)):
+        service.drill(crew.job_id, number)
+    assert service.drills(crew.job_id) == ()
+    assert labels_of(service, crew.job_id) == []
+    with_process(service, PRINT.format(REPORT))
+    assert outcome(service, crew.job_id, service.drill(crew.job_id)).state is DrillState.PASSED, "another one may begin"
 
 
 def test_drills_are_scheduled_and_outlive_their_coordinator(service: CoordinatorService, tmp_path: Path) -> None:
