@@ -59,6 +59,10 @@ class KnownMember:
     """It has left, or has given no other sign for long."""
     seen_ms: int
     """Time since its sign of life last changed, on this member's clock."""
+    is_seen: bool
+    """It has changed since this one began; else `seen_ms` is how long this one has looked."""
+    holds_lock: bool | None
+    """Of its host; None: its sign is too old to say, since a process that dies gives its lock up."""
 
 
 class Membership:
@@ -95,6 +99,8 @@ class Membership:
         self._work = ThreadPoolExecutor(3, "holdfast-members")
         self._seen = Observation()
         self._changed_ms: dict[str, int] = {}
+        self._unchanged: frozenset[str] | None = None
+        """Members whose signs are those of the first look: how old they were then is not known; None: no look yet."""
         self._beat = 0
         self._guard = threading.Lock()
         self._service: Coordinator | None = None
@@ -133,19 +139,27 @@ class Membership:
     def members(self) -> list[KnownMember]:
         """Every member of which there is a sign, the active one first."""
         active, now_ms, seen, changed = self.active(), _now_ms(), self._seen, self._changed_ms
+        unchanged = self._unchanged or frozenset()
         signs = dict(seen.signs)
         signs[self.member] = self._sign(self._election.epoch if self.is_active else 0, is_leaving=self.role is Role.LEFT)
         known = [
-            self._known(sign, active, 0 if member == self.member else now_ms - changed.get(member, now_ms))
+            self._known(
+                sign,
+                active,
+                0 if member == self.member else now_ms - changed.get(member, now_ms),
+                is_seen=member == self.member or member not in unchanged,
+            )
             for member, sign in signs.items()
         ]
         return sorted(known, key=lambda each: (not each.is_active, each.is_gone, each.sign.url, each.sign.member))
 
-    def _known(self, sign: SignOfLife, active: ActiveRecord | None, seen_ms: int) -> KnownMember:
+    def _known(self, sign: SignOfLife, active: ActiveRecord | None, seen_ms: int, *, is_seen: bool) -> KnownMember:
         is_this = sign.member == self.member
         is_active = active is not None and sign.member == active.member and not sign.is_leaving and sign.gave_up < active.epoch
         is_gone = sign.is_leaving or seen_ms > SILENT_AFTER * self._config.takeover_after_ms
-        return KnownMember(sign, is_active and (not is_this or self.is_active), is_this, is_gone, seen_ms)
+        is_fresh = is_seen and seen_ms <= self._config.takeover_after_ms
+        holds_lock = sign.holds_lock if is_fresh or sign.is_leaving else None
+        return KnownMember(sign, is_active and (not is_this or self.is_active), is_this, is_gone, seen_ms, is_seen, holds_lock)
 
     def led(self) -> Coordinator:
         """The service of the active member. Raises NotLeaderError naming the active one while this member stands by,
@@ -249,6 +263,10 @@ class Membership:
             member: self._changed_ms.get(member, now_ms) if self._seen.signs.get(member) == sign else now_ms
             for member, sign in seen.signs.items()
         }
+        if self._unchanged is None:
+            self._unchanged = frozenset(seen.signs)
+        else:
+            self._unchanged = frozenset(each for each in self._unchanged if seen.signs.get(each) == self._seen.signs.get(each))
         self._seen, self._changed_ms = seen, changed
         dead = [member for member, at_ms in changed.items() if now_ms - at_ms > FORGET_AFTER_MS and member != self.member]
         if dead and self.is_active:

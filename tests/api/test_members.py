@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.api.access.roles import Caller, Role
 from holdfast.api.errors import BusyError
@@ -29,10 +30,11 @@ from holdfast.api.routes.viewed import KeptAnswers
 from holdfast.api.server.member import standing_by
 from holdfast.api.server.server import RestServer
 from holdfast.api.settings import ServerSettings, server_settings
-from holdfast.coordinator.standby.records import ActiveRecord
-from holdfast.coordinator.standby.store import claim
+from holdfast.coordinator.standby.records import ActiveRecord, SignOfLife
+from holdfast.coordinator.standby.store import claim, give_sign
 from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError, StorageUnavailableError
 from holdfast.statebackends.layout import GUARD_FILE
+from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Operation, Storage, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
 
@@ -121,6 +123,28 @@ def test_members_are_told_to_people(pair: tuple[Member, Member]) -> None:
         (standby.url, "standby", False, False),
     ]
     assert [each["this"] for each in standby.json("GET", "/v1/members")["members"]] == [False, True]
+
+
+def test_of_a_member_that_is_gone_only_what_is_known_is_told(tmp_path: Path) -> None:
+    """Its last sign says that it holds the lock of its host; who began since does not know how old that sign is."""
+    dead = SignOfLife("d" * 32, 7, "http://127.0.0.1:1", epoch=1, holds_lock=True, host="a", pid=7)
+    run_flow(claim(ActiveRecord(1, dead.member, dead.url)), storage := open_storage(str(tmp_path)))
+    run_flow(give_sign(dead), storage)
+    member = Member(tmp_path, takeover_after_ms=300)
+
+    def told() -> dict[str, Any]:
+        return next(each for each in member.json("GET", "/v1/members")["members"] if each["id"] == dead.member)
+
+    try:
+        eventually(lambda: member.status("/leader") == 200, "it takes over")
+        eventually(lambda: told()["role"] == "gone", "the other is known to be gone")
+        assert (told()["holds_lock"], told()["seen_ms_ago"]) == (None, None)
+        run_flow(give_sign(replace(dead, beat=8, epoch=0)), storage)
+        eventually(lambda: told()["seen_ms_ago"] is not None, "it lives after all")
+        eventually(lambda: told()["role"] == "gone", "it is gone again")
+        assert (told()["holds_lock"], told()["seen_ms_ago"] > 300) == (None, True)
+    finally:
+        member.stop()
 
 
 def test_what_people_ask_is_passed_on_with_their_own_token(pair: tuple[Member, Member]) -> None:

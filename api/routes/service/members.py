@@ -35,11 +35,12 @@ class Member(schemas.Record):
     """In which it is, or was last, the active one; 0: it stands by."""
     host: str
     pid: int
-    seen_ms_ago: int
-    """Since its sign of life last changed, on the clock of the one that answers."""
+    seen_ms_ago: int | None
+    """Since its sign of life last changed, on the clock of the one that answers; null: it has not since that one began."""
     leaving: bool
     """It has handed over, and its process is about to end."""
-    holds_lock: bool
+    holds_lock: bool | None
+    """Of its host; null: not known, since it has given no sign of life in time."""
     lock_problem: str
     """Why it has no lock by which others of its host see its death at once; empty if it has one."""
 
@@ -89,8 +90,8 @@ def _member(known: KnownMember) -> Member:
         epoch=sign.epoch,
         host=sign.host,
         pid=sign.pid,
-        seen_ms_ago=known.seen_ms,
+        seen_ms_ago=known.seen_ms if known.is_seen else None,
         leaving=sign.is_leaving,
-        holds_lock=sign.holds_lock,
+        holds_lock=known.holds_lock,
         lock_problem=sign.lock_problem,
     )

@@ -16,8 +16,8 @@ export function Members() {
       ["Role", each => html`<${Status} of=${each.role} />${each.leaving ? " leaving" : ""}`],
       ["Address", each => each.url],
       ["Epoch", each => each.epoch ? count(each.epoch) : "–", "number"],
-      ["Last sign of life", each => `${duration(each.seen_ms_ago)} ago`, "number"],
-      ["Lock", each => each.holds_lock ? "held" : each.lock_problem || "–"],
+      ["Last sign of life", each => each.seen_ms_ago === null ? "not known" : `${duration(each.seen_ms_ago)} ago`, "number"],
+      ["Lock", each => each.holds_lock ? "held" : each.lock_problem || (each.holds_lock === null ? "not known" : "–")],
     ]} />`}<//><//>
     <${Card} title="Workers"><${Shown} poll=${workers}>${({ taskmanagers }) => html`<${Table} caption="Workers" rows=${taskmanagers.slice(0, 500)} rowKey=${each => each.id} empty="No worker is registered." columns=${[
       ["Worker", each => each.id],
