@@ -34,6 +34,7 @@ from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
+from holdfast.coordinator.notes import THE_COORDINATOR_STOPS
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.ownership.labels import LabelList, LabelView
 from holdfast.coordinator.restore.preflight import PreflightReport
@@ -52,8 +53,6 @@ from holdfast.coordinator.views import (
     TriggerView,
     WholeJobView,
 )
-
-THE_COORDINATOR_STOPS = "the coordinator stops"
 
 
 class CommandSubscription(Protocol):

@@ -11,6 +11,9 @@ import msgspec
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
 
+THE_COORDINATOR_STOPS = "the coordinator stops"
+"""Reason of a SUSPENDED job whose process ends."""
+
 
 class StateChanged(msgspec.Struct, frozen=True):
     """The job entered a state. `reason` may hold a user's text; empty for a state that needs none."""

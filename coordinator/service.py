@@ -58,8 +58,8 @@ from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.coordinator.hooks.calls import HookHost
 from holdfast.coordinator.hooks.registry import HookRegistry
-from holdfast.coordinator.interface import THE_COORDINATOR_STOPS
 from holdfast.coordinator.jobmaster import events as job_events
+from holdfast.coordinator.notes import THE_COORDINATOR_STOPS
 from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.ownership.cost import Cost
 from holdfast.coordinator.ownership.labels import LabelList, LabelView

@@ -20,7 +20,8 @@ from typing import TypeVar, assert_never
 
 from holdfast.api.members.lock import HostLock, LocksUnusableError
 from holdfast.api.members.peers import Peers
-from holdfast.coordinator.interface import THE_COORDINATOR_STOPS, Coordinator
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.notes import THE_COORDINATOR_STOPS
 from holdfast.coordinator.standby import election as on
 from holdfast.coordinator.standby.election import Election, ElectionConfig, Role
 from holdfast.coordinator.standby.records import ActiveRecord, Observation, SignOfLife

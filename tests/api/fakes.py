@@ -60,7 +60,8 @@ from holdfast.coordinator.explain.records import CutView, Explanation, HealthVie
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryPage
 from holdfast.coordinator.history.store import HistoryQuery
-from holdfast.coordinator.interface import THE_COORDINATOR_STOPS, Coordinator
+from holdfast.coordinator.interface import Coordinator
+from holdfast.coordinator.notes import THE_COORDINATOR_STOPS
 from holdfast.coordinator.ownership.cost import CheckpointCost, Cost, Requests
 from holdfast.coordinator.ownership.labels import LabelList, LabelView, check_label
 from holdfast.coordinator.restore.preflight import PreflightReport, Refusal

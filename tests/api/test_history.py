@@ -229,8 +229,8 @@ def test_command_shows_records_gaps_and_damage(served: Served, coordinator: Fake
         ),
         (
             "drill",
-            {"checkpoint_id": 220, "kind": "stop_savepoint", "state": "passed", "error": "", "problems": [], "rows": 9, "states": 2},
-            "drill of stop-savepoint 220 passed: 9 rows of 2 states",
+            {"checkpoint_id": 9, "kind": "stop_savepoint", "state": "passed", "error": "", "problems": [], "rows": 9, "states": 2},
+            "drill of stop-savepoint 9 passed: 9 rows of 2 states",
         ),
         ("state", {"state": "RUNNING", "previous": "CREATED", "reason": ""}, "RUNNING, was CREATED"),
         (

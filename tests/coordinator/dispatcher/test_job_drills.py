@@ -244,7 +244,7 @@ def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(service: Coordinato
     assert drills._judged(begun, drills._execute(begun.location)).error == DELETED
 
 
-def test_a_snapshot_that_was_disposed_of_long_before_is_not_drilled(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
+def test_a_snapshot_that_was_gone_before_is_not_drilled(service: CoordinatorService, crew: Crew, tmp_path: Path) -> None:
     """Nothing was deleted while it was read, and no label could have kept it."""
     trigger = service.request_savepoint(crew.job_id, str(tmp_path / "savepoints"))
     crew.until(lambda: not service.trigger_status(crew.job_id, trigger).in_progress, what="the savepoint")
