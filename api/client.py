@@ -22,6 +22,7 @@ import urllib3
 
 from holdfast.api.access.issued import check_token_id
 from holdfast.api.errors import ConnectionLostError, decode_error
+from holdfast.api.hedged import ask_first
 from holdfast.api.settings import check_urls
 from holdfast.barriers.codec import UNREACHABLE_HEADER
 from holdfast.barriers.jobgraph import DriverDeparture, Submission, SubmissionAccepted
@@ -432,7 +433,8 @@ class RestClient:
         others, silent = len(split_urls(self.url)) - 1, dict[str, str]()
         while True:
             try:
-                answer = self._request(target, method, path, body)
+                target, ask = self._first(target, method, path, body)
+                answer = ask()
                 if target.epoch == 0:
                     self._reached = target.url
                     self._addresses.reached()
@@ -459,6 +461,15 @@ class RestClient:
                 if len(silent) > 1 and answered is None:
                     raise ConnectionLostError("; ".join(silent.values()), url=self.url) from error
                 raise
+
+    def _first(self, target: Target, method: str, path: str, body: bytes | None) -> tuple[Target, Callable[[], bytes]]:
+        """Whom a call went to, and its answer or error: of a read, the one of several members that answered first."""
+        urls = split_urls(self.url)
+        if method != "GET" or target.epoch or target.url not in urls or len(urls) < 2:
+            return target, functools.partial(self._request, target, method, path, body)
+        asked = {url: target if url == target.url else Target(url) for url in (target.url, *urls)}
+        url, answer = ask_first(tuple(asked), lambda url: self._request(asked[url], method, path, body))
+        return asked[url], answer.result
 
     def _remember(self, job_id: str, target: Target) -> None:
         self._targets[job_id] = target

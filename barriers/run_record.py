@@ -37,12 +37,18 @@ class RunRecord(msgspec.Struct, frozen=True):
 def read_run_record(state_dir: str | os.PathLike[str]) -> RunRecord | None:
     """Read the last coordinator's record; None if there is none, or what is there is no record."""
     try:
-        with open(os.path.join(state_dir, RUN_FILE), "rb", opener=_open_at_once) as file:
-            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(RUN_RECORD_BYTES_MAX + 1) if is_file else b""
-        return decode_json(content, RunRecord) if len(content) <= RUN_RECORD_BYTES_MAX else None
+        return decode_json(read_small_file(os.path.join(state_dir, RUN_FILE)), RunRecord)
     except (OSError, ValueError, *UNDECODABLE):  # ValueError: a directory whose name no file can have
         return None
+
+
+def read_small_file(path: str) -> bytes:
+    """A file of at most RUN_RECORD_BYTES_MAX; nothing of one that is larger, or is none. Raises OSError, and ValueError for a name
+    that no file can have."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        content = file.read(RUN_RECORD_BYTES_MAX + 1) if is_file else b""
+    return content if len(content) <= RUN_RECORD_BYTES_MAX else b""
 
 
 def _open_at_once(path: str, flags: int) -> int:

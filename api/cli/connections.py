@@ -13,7 +13,8 @@ import typer
 from holdfast.api.cli import console
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.settings import NeverServedError, client_settings, named_state_directory
+from holdfast.api.members.known import known_members
+from holdfast.api.settings import NeverServedError, client_settings, local_folder, named_state_directory
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, NotFoundError
 
@@ -57,7 +58,10 @@ class Connection:
     def client(self) -> RestClient:
         """Client that gives up at the first lost connection, since a person waits."""
         settings = client_settings(os.environ, url=self.url, token_file=self.token_file, state_dir=self.state_dir, ca=self.ca)
-        return RestClient(settings.url, settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
+        named = named_state_directory(os.environ, url=self.url, state_dir=self.state_dir)
+        members = known_members(local_folder(named, os.environ), settings.url) if named is not None else ()
+        urls = ",".join((settings.url, *members))
+        return RestClient(urls, settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
 
     def reader(self, *, offline: bool) -> JobReader:
         """Client of the coordinator, or of the state directory itself where no coordinator answers; then a note on stderr says so.
