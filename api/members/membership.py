@@ -63,7 +63,7 @@ class KnownMember:
     is_seen: bool
     """It has changed since this one began; else `seen_ms` is how long this one has looked."""
     holds_lock: bool | None
-    """Of its host; None: its sign is too old to say, since a process that dies gives its lock up."""
+    """Of its host; None: it did when it gave its last sign, which is too old to say: a process that dies gives its lock up."""
 
 
 class Membership:
@@ -159,7 +159,7 @@ class Membership:
         is_active = active is not None and sign.member == active.member and not sign.is_leaving and sign.gave_up < active.epoch
         is_gone = sign.is_leaving or seen_ms > SILENT_AFTER * self._config.takeover_after_ms
         is_fresh = is_seen and seen_ms <= self._config.takeover_after_ms
-        holds_lock = sign.holds_lock if is_fresh or sign.is_leaving else None
+        holds_lock = None if sign.holds_lock and not is_fresh else sign.holds_lock
         return KnownMember(sign, is_active and (not is_this or self.is_active), is_this, is_gone, seen_ms, is_seen, holds_lock)
 
     def led(self) -> Coordinator:

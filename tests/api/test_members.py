@@ -246,8 +246,12 @@ def test_hand_over_changes_who_answers_and_the_dead_are_shown_as_gone(tmp_path: 
         assert not first.coordinator.ready, "its jobs are closed before it leaves"
         eventually(lambda: second.status("/leader") == 200, "the second leads")
         eventually(lambda: second.request("GET", "/v1/overview").status == 200, "and answers")
-        found = second.json("GET", "/v1/members")["members"]
-        assert [(each["role"], each["this"]) for each in found] == [("active", True), ("gone", False)]
+
+        def told() -> list[tuple[str, bool, bool]]:
+            found = second.json("GET", "/v1/members")["members"]
+            return [(each["role"], each["this"], each["leaving"]) for each in found]
+
+        eventually(lambda: told() == [("active", True, False), ("gone", False, True)], "it says that it left")
     finally:
         second.stop()
 

@@ -40,7 +40,7 @@ class Member(schemas.Record):
     leaving: bool
     """It has handed over, and its process is about to end."""
     holds_lock: bool | None
-    """Of its host; null: not known, since it has given no sign of life in time."""
+    """Of its host; null: not known, since it did, and has given no sign of life in time."""
     lock_problem: str
     """Why it has no lock by which others of its host see its death at once; empty if it has one."""
 
