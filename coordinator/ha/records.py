@@ -82,6 +82,13 @@ class LabelRecord(msgspec.Struct, frozen=True):
     """Its deletion has begun: nothing follows."""
     created_ms: int = 0
     version: int = RECORD_VERSION
+    given_ms: tuple[int, ...] = ()
+    """When each of the labels was given (wall clock). Empty in a record of an older version: `created_ms` stands for all."""
+
+    def times(self) -> dict[str, int]:
+        """When each label was given, as far as it is known."""
+        given = self.given_ms or (self.created_ms,) * len(self.labels)
+        return dict(zip(self.labels, given, strict=True))
 
 
 class VoidRecord(msgspec.Struct, frozen=True):

@@ -74,7 +74,7 @@ class LabelView(msgspec.Struct, frozen=True):
     folder: str
     """Of a checkpoint relative to the state directory, of a savepoint absolute."""
     created_ms: int
-    """When the snapshot's labels were last changed."""
+    """When it was given; of a label from before that was recorded, when the snapshot's labels were last changed before."""
     timestamp_ms: int = -1
     """When the snapshot was triggered; -1: not read."""
 
@@ -178,7 +178,8 @@ def begin_deletion(folder: str, mark: Mark) -> Flow[tuple[str, ...]]:
 
 def _decoded(content: bytes, path: str, number: int) -> LabelRecord:
     record = decode_record(LabelRecord, content, path)
-    if record.number != number or len(record.labels) > LABELS_OF_ONE_MAX or (record.deleting and record.labels):
+    is_odd = record.number != number or len(record.labels) > LABELS_OF_ONE_MAX or (record.deleting and record.labels)
+    if is_odd or len(record.given_ms) not in (0, len(record.labels)):
         reason = "it is no record of labels"
         raise CorruptStateError(f"{path} can't be: {reason}", path=path, operator=None, reason=reason)
     try:
@@ -199,10 +200,10 @@ def _change(folder: str, mark: Mark, *, add: str = "", remove: str = "") -> Flow
     not. Raises SnapshotLabelledError if the snapshot's deletion has begun, InvalidConfigError beyond the bounds."""
     while True:
         count, newest = yield from _read(folder, mark.nonce)
-        has = newest.labels if newest is not None else ()
+        has = newest.times() if newest is not None else {}
         if newest is not None and newest.deleting:
             raise _being_deleted(folder)
-        wanted = tuple(sorted({*has, add} - {remove, ""}))
+        wanted = {name: has.get(name, mark.now_ms) for name in sorted({*has, add} - {remove, ""})}
         if wanted == has:
             return None
         number = count + 1
@@ -210,7 +211,7 @@ def _change(folder: str, mark: Mark, *, add: str = "", remove: str = "") -> Flow
             raise InvalidConfigError(f"{folder} has too many labels, or changed them too often: remove some", setting="label")
         if number > RECORDS_MAX:
             raise _overfull(folder)
-        mine = LabelRecord(number, wanted, mark.nonce, folder, created_ms=mark.now_ms)
+        mine = LabelRecord(number, tuple(wanted), mark.nonce, folder, created_ms=mark.now_ms, given_ms=tuple(wanted.values()))
         content = encode_record(mine)
         if (yield from put_once(label_path(folder, number), content)) == content:
             return mine
@@ -272,10 +273,10 @@ def read_labels(paths: JobPaths, ids: Iterable[int] | None = None) -> Flow[Label
         ids = sorted(int(name) for name in names if name.isdecimal())
     found = yield from read_in_group([partial(_read_labelled, paths, number) for number in ids])
     views = [
-        LabelView(label, each.claim.checkpoint_id, each.claim.kind, each.claim.folder, each.record.created_ms)
+        LabelView(label, each.claim.checkpoint_id, each.claim.kind, each.claim.folder, given_ms)
         for each in found
         if each.claim is not None and each.record is not None
-        for label in each.record.labels
+        for label, given_ms in each.record.times().items()
     ]
     views.sort(key=lambda view: (view.label, view.checkpoint_id))
     gone = tuple(each.checkpoint_id for each in found if each.claim is None and not each.damage)

@@ -130,7 +130,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "attempt": AttemptRecord(3, 1, 1, "g", 2, None, 1, "n", 5, totals=TOTALS),
     "claim": ClaimRecord(7, 1, 1, 3, CheckpointKind.SAVEPOINT, "file:///s", "n", False, "t", 5),
     "config": ConfigRecord(2, 1, 3, {"checkpoint_interval_ms": None, "min_pause_ms": 500}, "n", 5),
-    "label": LabelRecord(2, ("audit", "before-upgrade"), "n", "j/chk-7", created_ms=5),
+    "label": LabelRecord(2, ("audit", "before-upgrade"), "n", "j/chk-7", created_ms=5, given_ms=(5, 4)),
     "label-deleting": LabelRecord(3, (), "n", "file:///s", deleting=True, created_ms=5),
     "takeover": VoidRecord(2, 3, "n", True, 5, config=4),
     "aborted": AbortRecord(8, FailureReason.EXPIRED, 1, "n", "m", 5),
@@ -193,6 +193,12 @@ def test_records_from_before_settings_could_be_changed_are_read() -> None:
     del stored["states"]["subtasks"][0]["backlog"], stored["void"]["config"]
     assert codec.decode(msgspec.json.encode(stored["states"]), StatusBatch) == RECORDS["states"]
     assert codec.decode(msgspec.json.encode(stored["void"]), VoidRecord) == RECORDS["void"]
+
+
+def test_labels_from_before_each_had_its_time_are_read() -> None:
+    stored = msgspec.json.decode(GOLDEN.read_text(), type=dict[str, dict[str, object]])["label"]
+    stored.pop("given_ms")
+    assert codec.decode(msgspec.json.encode(stored), LabelRecord).times() == {"audit": 5, "before-upgrade": 5}
 
 
 @pytest.mark.parametrize("name", ["attempt", "savepoint", "result"])

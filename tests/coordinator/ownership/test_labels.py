@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.barriers.messages import CheckpointKind, FailureReason
@@ -208,6 +209,24 @@ def test_giving_a_label_again_writes_nothing(storage: DictStorage) -> None:
     before = dict(storage.files)
     assert run_flow(add_label(PATHS, 1, "x", Mark("other", 2_000)), storage).created_ms == first.created_ms
     assert storage.files == before
+
+
+def test_each_label_keeps_the_time_at_which_it_was_given(storage: DictStorage) -> None:
+    for label, now_ms in (("before-upgrade", 1_000), ("x2", 2_000), ("audit", 3_000)):
+        run_flow(add_label(PATHS, 1, label, Mark("user", now_ms)), storage)
+    run_flow(remove_label(PATHS, "audit", Mark("user", 4_000)), storage)
+    given = {view.label: view.created_ms for view in run_flow(read_labels(PATHS), storage).labels}
+    assert given == {"before-upgrade": 1_000, "x2": 2_000}
+
+
+def test_labels_of_an_older_version_keep_the_time_of_its_last_change(storage: DictStorage) -> None:
+    folder = PATHS.checkpoint(1)
+    storage.files[PATHS.labelled(1)] = b"\n"
+    content = {"number": 1, "labels": ["a", "b"], "nonce": "n", "folder": folder, "created_ms": 500, "version": 1}
+    storage.files[label_path(folder, 1)] = msgspec.json.encode(content)
+    run_flow(add_label(PATHS, 1, "x", mark()), storage)
+    given = {view.label: view.created_ms for view in run_flow(read_labels(PATHS), storage).labels}
+    assert given == {"a": 500, "b": 500, "x": 1_000}
 
 
 def test_a_label_is_that_of_one_snapshot(storage: DictStorage) -> None:
@@ -565,6 +584,7 @@ def test_the_labels_of_a_copied_folder_are_not_the_copys(storage: DictStorage) -
         b'{"number": 2, "labels": [], "nonce": "n", "folder": ""}',
         b'{"number": 1, "labels": ["../x"], "nonce": "n", "folder": ""}',
         b'{"number": 1, "labels": ["x"], "nonce": "n", "folder": "", "deleting": true}',
+        b'{"number": 1, "labels": ["x"], "nonce": "n", "folder": "", "given_ms": [1, 2]}',
         b'{"number": 1, "labels": ' + b'["x' + b'","x'.join(b"%d" % n for n in range(30)) + b'"], "nonce": "n", "folder": ""}',
     ],
 )
