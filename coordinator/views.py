@@ -426,6 +426,7 @@ class RecordedCheckpointView(msgspec.Struct, frozen=True):
 
 class CheckpointCounts(msgspec.Struct, frozen=True):
     restored: int
+    """-1: not known, of a job that is only on record; the others count what is still there then."""
     total: int
     in_progress: int
     completed: int

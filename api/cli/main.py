@@ -281,11 +281,16 @@ def checkpoints(
     ]
     columns = ("ID", "TYPE", "STATUS", "TRIGGERED", "DURATION", "ACKS", "WRITTEN", "STATE", "WHERE OR WHY")
     console.show_table(columns, rows, empty="no checkpoints")
-    counts = found["counts"]
-    console.show_line(
-        f"{counts['completed']} completed, {counts['failed']} failed, {counts['in_progress']} in progress, "
-        f"{counts['restored']} restored"
-    )
+    console.show_line(_counted(found["counts"]))
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """Only a coordinator that leads the job counts failures and restores; records are deleted with their checkpoints."""
+    names = ("completed", "failed", "in_progress", "restored")
+    told = [f"{counts[name]} {name.replace('_', ' ')}" for name in names if counts["restored"] >= 0 or counts[name] > 0]
+    if counts["restored"] >= 0:
+        return ", ".join(told)
+    return f"on record: {', '.join(told) or 'none'}; older ones, failures behind which one completed, and restores are not"
 
 
 @app.command()

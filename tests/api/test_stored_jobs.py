@@ -23,6 +23,7 @@ from holdfast.coordinator.ha.records import (
     ClaimRecord,
     LeaderRecord,
     ResultRecord,
+    SavepointRecord,
     SubmissionRecord,
     encode_record,
 )
@@ -117,7 +118,8 @@ def test_checkpoints_of_a_directory_whose_coordinator_is_gone(location: str) -> 
         ]
     assert f"{location}/{LIVE}/chk-3" in output, "what restore= and inspect take"
     assert "expired: took too long" in output
-    assert output.splitlines()[-1] == "1 completed, 1 failed, 1 in progress, 0 restored"
+    last = output.splitlines()[-1]
+    assert last.startswith("on record: 1 completed, 1 failed, 1 in progress; older ones"), "no count of what no record tells"
     ended = json.loads(holdfast("checkpoints", FAILED, "--state-dir", location, "--offline", "--json").stdout)
     assert ended["counts"]["in_progress"] == 0, "nobody is at it any more"
     assert ended["history"][2]["state_size"] == contents().size > 0
@@ -137,7 +139,19 @@ def test_a_checkpoint_that_an_older_leader_began_is_nobodys(tmp_path: Path) -> N
     assert (left["id"], left["status"]) == (5, "FAILED")
     output = holdfast("checkpoints", LIVE, "--state-dir", str(tmp_path), "--offline").stdout
     assert "leader_changed: epoch 2 leads" in output
-    assert output.splitlines()[-1] == "1 completed, 2 failed, 0 in progress, 0 restored"
+    assert output.splitlines()[-1].startswith("on record: 1 completed, 2 failed; ")
+
+
+def test_a_savepoint_on_record_has_no_size_rather_than_none_at_all(tmp_path: Path) -> None:
+    storage, paths = open_storage(str(tmp_path)), JobPaths(FAILED)
+    put(storage, "_holdfast", b"directory")
+    put_job(storage, FAILED, "FAILED")
+    put(storage, paths.claim(6), ClaimRecord(6, 1, 1, 3, CheckpointKind.SAVEPOINT, "/sp/savepoint-6", "n"))
+    put(storage, paths.decision(6), SavepointRecord(6, "/sp/savepoint-6", CheckpointKind.SAVEPOINT, 5_000, 1, "n"))
+    output = holdfast("checkpoints", FAILED, "--state-dir", str(tmp_path), "--offline").stdout
+    assert "0 B" not in output
+    row = output.splitlines()[1].split()
+    assert (row[0], row[1], row[-3:]) == ("6", "SAVEPOINT", ["-", "-", "/sp/savepoint-6"])
 
 
 def test_an_unaligned_checkpoint_of_a_job_that_has_ended_is_told_as_such(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def view_recorded_savepoint_places(job: RecordedJob) -> SavepointPlaces:
 
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
     """Checkpoints of a job that are still on record. Undecided ones of the newest leader of a job without a recorded end count as
-    in progress; those of older leaders nobody completes any more."""
+    in progress; those of older leaders nobody completes any more. How often it was restored no record tells: -1, as are sizes of
+    what is no readable checkpoint: a savepoint's are in its own folder."""
     entries = [job.checkpoints[number] for number in sorted(job.checkpoints)]
     newest_epoch = max(job.epochs, default=0)
     views = [
@@ -143,7 +144,7 @@ def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
     failed = [view for view in views if view.status == "FAILED"]
     pending = len(views) - len(completed) - len(failed)
     return CheckpointStatsView(
-        counts=CheckpointCounts(restored=0, total=len(views), in_progress=pending, completed=len(completed), failed=len(failed)),
+        counts=CheckpointCounts(restored=-1, total=len(views), in_progress=pending, completed=len(completed), failed=len(failed)),
         summary=dict.fromkeys(
             ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data", "persisted_data"),
             Quantiles(),
@@ -171,8 +172,8 @@ def _recorded(entry: RecordedCheckpoint, *, is_live: bool, newest_epoch: int) ->
         status="COMPLETED" if completed else "IN_PROGRESS" if pending else "FAILED",
         trigger_ms=trigger_ms if claim is None or trigger_ms >= 0 else claim.created_ms,
         latest_ack_ms=-1,
-        checkpointed_size=decision.new_size if isinstance(decision, Completed) else 0,
-        state_size=decision.size if isinstance(decision, Completed) else 0,
+        checkpointed_size=decision.new_size if isinstance(decision, Completed) else -1,
+        state_size=decision.size if isinstance(decision, Completed) else -1,
         end_to_end_ms=-1,
         processed_bytes=0,
         persisted_bytes=in_flight_size,
