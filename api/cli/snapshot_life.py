@@ -124,8 +124,8 @@ def show_cost(found: Mapping[str, Any], *, as_json: bool) -> None:
             each["kind"],
             console.size_text(each["exclusive_size"]),
             console.size_text(each["shared_size"]),
-            each["files"],
-            each["small_files"],
+            each["files"] if each["files"] >= 0 else "-",
+            each["small_files"] if each["small_files"] >= 0 else "-",
             ", ".join(each["labels"]),
         )
         for each in found["checkpoints"]
@@ -139,6 +139,8 @@ def show_cost(found: Mapping[str, Any], *, as_json: bool) -> None:
     if requests is not None:
         kinds = ", ".join(f"{requests[f'{kind}_per_hour']:,.0f} {kind}" for kind in ("puts", "gets", "lists", "deletes"))
         console.show_line(f"about {kinds} an hour, of {requests['checkpoints_per_hour']:,.0f} checkpoints")
+    else:
+        console.show_line("no requests for further checkpoints: the job has ended, has no interval, or has completed none yet")
     if money is not None:
         console.show_line(
             f"{money['total_per_month']:,.2f} {money['currency']} a month: storage {money['storage_per_month']:,.2f}, "

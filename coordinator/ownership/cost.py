@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob
+from holdfast.coordinator.ha.recorded_job import CheckpointFact, Completed, RecordedCheckpoint, RecordedJob, derive_config
 from holdfast.coordinator.ha.records import SavepointRecord
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.files import SMALL_FILE_BYTES
@@ -45,7 +45,7 @@ class CheckpointCost(msgspec.Struct, frozen=True):
     kind: str
     labels: tuple[str, ...]
     exclusive_size: int
-    """Bytes that go with it."""
+    """Bytes that go with it; -1, as the numbers of files: its folder was not read."""
     shared_size: int
     """Bytes of files that it names and that other checkpoints may name, too."""
     files: int
@@ -53,8 +53,8 @@ class CheckpointCost(msgspec.Struct, frozen=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """Requests to storage for checkpoints, an hour: an estimate, from the files that the newest checkpoint wrote and the time
-    between checkpoints. Restores, savepoints, sinks and sources are not in it."""
+    """Requests to storage for checkpoints, an hour: an estimate, from the files that the newest checkpoint wrote and the interval
+    that holds. Restores, savepoints, sinks and sources are not in it."""
 
     checkpoints_per_hour: float
     puts_per_hour: float
@@ -81,20 +81,20 @@ class Cost(msgspec.Struct, frozen=True):
     as_of_ms: int
     total_size: int
     exclusive_size: int
-    """In the folders of checkpoints."""
+    """In the folders of completed checkpoints: the sum of what they have of their own."""
     shared_size: int
     savepoint_size: int
     """Of its savepoints, wherever they are; those that can't be listed are in `unread`."""
     other_size: int
-    """Records, history, inputs, sinks' records."""
+    """Records, history, inputs, sinks' records, and what the job's directory has of savepoints and of ids that are not complete."""
     files: int
     small_files: int
     """Of less than 128 KiB: cheaper classes of object stores bill them as if they had that size."""
     small_file_size: int
     checkpoints: tuple[CheckpointCost, ...]
-    """Newest first, savepoints included."""
+    """Newest first, savepoints included, but for those that were disposed of."""
     requests: Requests | None = None
-    """None: there is no rate of checkpoints to tell from."""
+    """None: the job has ended, takes no periodic checkpoints, or has none yet."""
     money: Money | None = None
     unread: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ def measure_cost(paths: JobPaths, now_ms: int) -> Flow[Cost]:
     savepoints: dict[int, list[FileFacts]] = {}
     unread = list(known.damage)
     completed = job.with_fact(CheckpointFact.COMPLETED)
-    owned = [each for each in completed if isinstance(each.decision, SavepointRecord) and is_absolute_folder(each.folder)]
+    owned = [each for each in completed if _is_elsewhere(each) and is_absolute_folder(each.folder)]
     for each in owned[-SAVEPOINTS_MAX:]:
         try:
             savepoints[each.checkpoint_id] = yield DescribeFiles(each.folder)
@@ -174,20 +174,20 @@ def derive_cost(
 ) -> Cost:
     """`files`: of the job's directory; `savepoints`: those in the folders of its savepoints, by id."""
     placed = _place(job.job_id, files)
-    found = [
-        _of_checkpoint(each, placed, savepoints.get(each.checkpoint_id), labels.get(each.checkpoint_id, ()))
-        for each in reversed(job.with_fact(CheckpointFact.COMPLETED))
-    ]
+    gone = {number for number, facts in savepoints.items() if not facts}  # disposed of by their user
+    points = [each for each in reversed(job.with_fact(CheckpointFact.COMPLETED)) if each.checkpoint_id not in gone]
+    found = [_of_checkpoint(each, placed, savepoints, labels.get(each.checkpoint_id, ())) for each in points]
     everything = [*files, *(fact for facts in savepoints.values() for fact in facts)]
     small = [fact for fact in everything if fact.size < SMALL_FILE_BYTES]
+    exclusive_size = sum(each.exclusive_size for each, point in zip(found, points, strict=True) if not _is_elsewhere(point))
     return Cost(
         job_id=job.job_id,
         as_of_ms=now_ms,
         total_size=_size(everything),
-        exclusive_size=sum(map(_size, placed.folders.values())),
+        exclusive_size=exclusive_size,
         shared_size=_size(placed.shared.values()),
         savepoint_size=sum(map(_size, savepoints.values())),
-        other_size=placed.other_size,
+        other_size=placed.other_size + sum(map(_size, placed.folders.values())) - exclusive_size,
         files=len(everything),
         small_files=len(small),
         small_file_size=_size(small),
@@ -224,10 +224,11 @@ def _place(job_id: str, files: Sequence[FileFacts]) -> _Placed:
 
 
 def _of_checkpoint(
-    each: RecordedCheckpoint, placed: _Placed, savepoint: Sequence[FileFacts] | None, labels: tuple[str, ...]
+    each: RecordedCheckpoint, placed: _Placed, savepoints: Mapping[int, Sequence[FileFacts]], labels: tuple[str, ...]
 ) -> CheckpointCost:
-    """`savepoint`: files in its own folder, of one that has its folder elsewhere."""
-    own = savepoint if savepoint is not None else placed.folders.get(each.checkpoint_id, [])
+    if _is_elsewhere(each) and each.checkpoint_id not in savepoints:
+        return CheckpointCost(each.checkpoint_id, each.kind.value, labels, -1, 0, -1, -1)
+    own = (savepoints if _is_elsewhere(each) else placed.folders).get(each.checkpoint_id, ())
     named: list[FileFacts] = []
     if isinstance(each.decision, Completed):
         names = {shared_name(handle.path) or "" for handle in each.decision.shared}
@@ -237,24 +238,25 @@ def _of_checkpoint(
     return CheckpointCost(each.checkpoint_id, each.kind.value, labels, _size(own), _size(named), len(both), small)
 
 
+def _is_elsewhere(each: RecordedCheckpoint) -> bool:
+    """Whether its files are in a folder of its own, and the job's directory has only a pointer to it."""
+    return isinstance(each.decision, SavepointRecord)
+
+
 def _size(facts: Iterable[FileFacts]) -> int:
     return sum(fact.size for fact in facts)
 
 
 def _requests(job: RecordedJob, folders: Mapping[int, Sequence[FileFacts]], shared: Mapping[str, FileFacts]) -> Requests | None:
+    """By the interval that holds, settings that were changed since the submission included: what is on record of the times of
+    checkpoints is of before the last change, or of a single one."""
     points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if isinstance(each.decision, Completed)]
-    if not points or job.newest_submission is None:
+    if not points or not job.is_live or job.newest_submission is None:
         return None
-    newest, interval_ms = points[-1], job.newest_submission.graph.config.checkpoint_interval_ms
-    if len(points) > 1:
-        first = points[-2]
-        assert isinstance(first.decision, Completed)
-        assert isinstance(newest.decision, Completed)
-        passed_ms = newest.decision.timestamp_ms - first.decision.timestamp_ms
-        if first.checkpoint_id + 1 == newest.checkpoint_id and passed_ms > 0:
-            interval_ms = passed_ms
-    if interval_ms is None:
+    config = derive_config(job, job.newest_submission)
+    if config.checkpoint_interval_ms is None:
         return None
+    newest, interval_ms = points[-1], max(config.checkpoint_interval_ms, config.min_pause_ms)
     own = [fact for fact in folders.get(newest.checkpoint_id, ()) if not fact.path.rpartition("/")[2].startswith("_")]
     written = len(own) + sum(writer_of(name) == newest.checkpoint_id for name in shared)
     rate = HOUR_MS / interval_ms

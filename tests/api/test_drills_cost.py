@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.api.cli.main import app
+from holdfast.api.cli.snapshot_life import show_cost
 from holdfast.api.client import RestClient
 from holdfast.api.settings import server_settings
 from holdfast.coordinator.drills.records import DrillReport
+from holdfast.coordinator.ownership.cost import (
+    DELETES_BESIDE_FILES,
+    GETS,
+    LISTS,
+    PUTS_BESIDE_FILES,
+    CheckpointCost,
+    Cost,
+    Requests,
+    decode_prices,
+    priced,
+)
 from holdfast.statebackends.errors import InvalidConfigError
 from tests.api.fakes import JOB, NAME, TOKEN, FakeCoordinator, Served, make_drill, serving
 
+ROOT = Path(__file__).resolve().parents[2]
 DRILLS = f"/v1/jobs/{JOB}/drills"
 PRICES = 'name = "test"\ncurrency = "EUR"\nstorage_gib_month = 1.0\nputs_per_1000 = 1.0\n'
 
@@ -115,3 +130,18 @@ def test_prices_of_the_service(coordinator: FakeCoordinator, tmp_path: Path) -> 
     for path in (prices, tmp_path / "none"):
         with pytest.raises(InvalidConfigError, match=str(path)):
             server_settings({}, state_dir=tmp_path / "state", no_token=True, prices=path)
+
+
+def test_the_example_of_the_page_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "snapshot-life.md").read_text()
+    (shown,) = re.findall(r"```\n\$ holdfast cost flights --prices prices.toml\n(.*?)```", page, re.DOTALL)
+    (prices,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    own, shared, other, small = 1_258_291, 87_031_808, 14_336, 98_304
+    written, rate = 12, 360.0
+    cost = Cost(
+        JOB, 1, own + shared + other, own, shared, 0, other, 31, 16, small,
+        (CheckpointCost(41, "checkpoint", ("before-upgrade",), own, shared, 24, 9),),
+        Requests(rate, rate * (written + PUTS_BESIDE_FILES), rate * GETS, rate * LISTS, rate * (written + DELETES_BESIDE_FILES)),
+    )  # fmt: skip
+    show_cost(msgspec.to_builtins(priced(cost, decode_prices(prices.encode(), "page"))), as_json=False)
+    assert capsys.readouterr().out == shown

@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from holdfast.coordinator.ha.records import ConfigRecord, encode_record
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.cost import (
     GETS,
@@ -22,7 +23,7 @@ from holdfast.coordinator.ownership.cost import (
 from holdfast.coordinator.ownership.labels import add_label
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.storage.port import FileFacts, run_flow
-from tests.coordinator.ownership.test_labels import JOB, PATHS, SAVEPOINT, mark, put_checkpoint, stored_job
+from tests.coordinator.ownership.test_labels import JOB, PATHS, SAVEPOINT, ended, mark, put_checkpoint, stored_job
 from tests.coordinator.world import DictStorage
 
 
@@ -59,6 +60,40 @@ def test_requests_are_told_from_what_the_newest_checkpoint_wrote(storage: DictSt
     assert (cost.requests.gets_per_hour, cost.requests.lists_per_hour) == (360 * GETS, 360 * LISTS)
 
 
+def test_the_rate_is_by_the_interval_that_holds(storage: DictStorage) -> None:
+    changed = ConfigRecord(1, 1, 1, {"checkpoint_interval_ms": 15_000}, "n")
+    storage.files[PATHS.config(1)] = encode_record(changed)
+    cost = run_flow(measure_cost(PATHS, 5_000), storage)
+    assert cost.requests is not None
+    assert cost.requests.checkpoints_per_hour == 240
+
+
+@pytest.mark.parametrize("name", ["ended", "no interval"])
+def test_a_job_that_takes_no_further_checkpoints_has_no_requests(storage: DictStorage, name: str) -> None:
+    if name == "ended":
+        ended(storage)
+    else:
+        storage.files[PATHS.config(1)] = encode_record(ConfigRecord(1, 1, 1, {"checkpoint_interval_ms": None}, "n"))
+    cost = run_flow(measure_cost(PATHS, 5_000), storage)
+    assert cost.requests is None
+    assert len(cost.checkpoints) == 4
+
+
+def test_the_column_adds_up_to_the_sum_of_checkpoints(storage: DictStorage) -> None:
+    """Pointers to savepoints and records of ids that were aborted are no checkpoint's own."""
+    cost = run_flow(measure_cost(PATHS, 5_000), storage)
+    assert cost.exclusive_size == sum(each.exclusive_size for each in cost.checkpoints if each.kind == "checkpoint")
+    pointer = sum(len(content) for path, content in storage.files.items() if path.startswith(f"{PATHS.checkpoint(3)}/"))
+    assert cost.other_size > pointer > 0
+
+
+def test_a_savepoint_that_was_disposed_of_has_no_row(storage: DictStorage) -> None:
+    storage.files = {path: content for path, content in storage.files.items() if not path.startswith(SAVEPOINT)}
+    cost = run_flow(measure_cost(PATHS, 5_000), storage)
+    assert [each.checkpoint_id for each in cost.checkpoints] == [4, 2, 1]
+    assert cost.savepoint_size == 0
+
+
 def test_a_job_without_checkpoints_has_no_requests(storage: DictStorage) -> None:
     files = {path: content for path, content in storage.files.items() if "chk-" not in path and SAVEPOINT not in path}
     storage.files = files
@@ -85,6 +120,8 @@ def test_a_savepoint_that_can_not_be_listed_is_named(storage: DictStorage) -> No
     cost = run_flow(measure_cost(PATHS, 1), away)
     assert cost.unread == (f"{SAVEPOINT}: no such storage here",)
     assert cost.savepoint_size == 0
+    (three,) = [each for each in cost.checkpoints if each.checkpoint_id == 3]
+    assert (three.exclusive_size, three.files, three.small_files) == (-1, -1, -1), "nobody knows"
 
 
 # ------------------------------------------------------------------------------------------------------------------ prices

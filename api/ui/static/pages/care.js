@@ -78,6 +78,7 @@ function Cost({ job, found }) {
       requests && ["Writes an hour", count(requests.puts_per_hour)], requests && ["Reads an hour", count(requests.gets_per_hour)], requests && ["Lists an hour", count(requests.lists_per_hour)], requests && ["Deletions an hour", count(requests.deletes_per_hour)],
       money && ["A month", html`<b>${price(money.total_per_month)}</b>`], money && ["of that storage", price(money.storage_per_month)], money && ["and requests", price(money.requests_per_month)],
     ]} />
+    ${requests ? null : html`<p class="quiet">No requests for further checkpoints: the job has ended, has no interval, or has completed none yet.</p>`}
     ${money ? html`<p class="quiet">By the prices of ${money.prices}.</p>` : html`<p class="quiet">No money without prices: <code>holdfast serve --prices FILE</code>.</p>`}
     <${Table} caption="Checkpoints and their files" rows=${found.checkpoints} rowKey=${each => each.checkpoint_id} empty="No checkpoint is kept." columns=${[
       ["Checkpoint", each => html`<a href=${link("jobs", job, "checkpoints", each.checkpoint_id)}>${kindOf(each.kind)} ${each.checkpoint_id}</a>`],
