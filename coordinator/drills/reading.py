@@ -68,8 +68,8 @@ def drill_snapshot(location: Location) -> DrillReport:
         _drill_flight(snapshot, flight, found)
     _drill_external(snapshot, found)
     metadata = snapshot.metadata
-    size = metadata.size + sum(channel.part.length for channel in metadata.in_flight)
-    return DrillReport(len(metadata.operators), found.states, found.rows, size, found.problem_count, tuple(found.problems))
+    size, problems = metadata.size_in_flight_too, tuple(found.problems)
+    return DrillReport(len(metadata.operators), found.states, found.rows, size, found.problem_count, problems)
 
 
 def _drill_state(snapshot: StoredSnapshot, state: StoredState, found: Findings) -> None:

@@ -106,6 +106,11 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of state, full."""
         return sum(operator.size for operator in self.operators)
 
+    @property
+    def size_in_flight_too(self) -> int:
+        """Bytes of state and of records in flight, inline or in files."""
+        return self.size + sum(channel.part.length for channel in self.in_flight)
+
 
 def version_of(*, in_flight: bool, hooks: bool) -> int:
     """The format version of a snapshot: the lowest that says all that is in it."""

@@ -25,7 +25,7 @@ class VerifyReport:
     files: int
     """Files checked, `_metadata` included; a file that several handles name counts once."""
     size: int
-    """Bytes of state in them, as handles say."""
+    """Bytes of state and records in flight, as handles say: in these files, and in `_metadata` itself, as small parts are."""
     problems: tuple[SnapshotProblem, ...]
     unchecked: tuple[UncheckedFile, ...]
     """External files that could not be checked, such as those of a savepoint relative to its job's state directory, which it does
@@ -62,7 +62,5 @@ def verify_files(
     external = yield from check_external(metadata.external, relative=not snapshot.is_self_contained, find_replaced=find_replaced)
     for problem in external.problems:
         found(problem)
-    handles = {handle for handle, *_ in named_files(metadata)}
-    paths = {handle.path for handle in handles}
-    size = sum(handle.length for handle in handles)
-    return VerifyReport(1 + len(paths), size, (*problems, *external.problems), external.unchecked)
+    paths = {handle.path for handle, *_ in named_files(metadata)}
+    return VerifyReport(1 + len(paths), metadata.size_in_flight_too, (*problems, *external.problems), external.unchecked)

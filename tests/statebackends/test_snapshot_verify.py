@@ -36,7 +36,7 @@ from holdfast.statebackends.storage.port import (
     run_flow,
 )
 from tests.examples import FACTOR
-from tests.statebackends.snapshot_harness import UID, Contents, files_below
+from tests.statebackends.snapshot_harness import SOME, UID, Contents, files_below, write
 from tests.statebackends.test_snapshot_copy import FORMS, export_all, snapshot, verified
 from tests.statebackends.test_snapshot_rows import handle, with_keyed
 
@@ -50,6 +50,14 @@ def test_a_sound_snapshot_has_no_problems(tmp_path: Path, form: Any) -> None:
     report = verified(found)
     assert report.is_sound
     assert (report.files, report.size) == (len(files), sum(len(d) for name, d in files.items() if name != "_metadata"))
+
+
+@pytest.mark.parametrize("kind", ["memory", "filesystem"])
+def test_parts_in_the_metadata_count_as_state(tmp_path: Path, kind: Any) -> None:
+    found = write(tmp_path, "job/chk-7", SOME, kind=kind, inline_threshold=1 << 20)
+    report = verified(found)
+    assert (report.files, report.is_sound) == (1, True)
+    assert report.size == found.metadata.size > 0, "as inspect tells it"
 
 
 def test_every_problem_is_named_with_its_owner(tmp_path: Path) -> None:
