@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from urllib.parse import quote
@@ -457,6 +458,23 @@ _PATH_BYTES_MAX = 1024
 
 def metadata_path(folder: str) -> str:
     return f"{folder}/{METADATA_NAME}"
+
+
+def describe_absence(folder: str, names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+    """Why a folder with these names in it (`name/` of a folder) holds no snapshot, and what there is instead. `shown`: the form in
+    which the caller's user names a snapshot."""
+    inside = [name.rstrip("/") for name in names if name.startswith(SNAPSHOT_PREFIXES)]
+    if inside:
+        newest = max(inside, key=lambda name: (parse_checkpoint_name(name) or 0, name))
+        more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""
+        return f"it is a folder of snapshots: {shown(f'{folder}/{newest}')}{more}"
+    if DIRECTORY_FILE in names:
+        return "it is a state directory: the folders of its jobs have snapshots, which `holdfast checkpoints JOB` lists"
+    if not names:
+        return f"there is no {METADATA_NAME} file: there is no such folder, or it is empty"
+    is_unfinished = folder.rpartition("/")[2].startswith(SNAPSHOT_PREFIXES) or {CLAIM_NAME, UNFINISHED_NAME} & {*names}
+    like = ", as a snapshot that was never completed does" if is_unfinished else ""
+    return f"there is no {METADATA_NAME} file; it holds {len(names)} other files{like}"
 
 
 def folder_of_snapshot(location: str) -> str:

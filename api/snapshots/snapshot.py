@@ -24,7 +24,7 @@ from holdfast.coordinator.ownership.claims import check_target
 from holdfast.coordinator.ownership.labels import RESTORE_PREFIX, find_label, read_labels
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.layout import METADATA_NAME, JobPaths, metadata_path
+from holdfast.statebackends.layout import METADATA_NAME, JobPaths, describe_absence, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata, decode_metadata
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
@@ -116,8 +116,7 @@ def _real(location: str) -> str:
 
 def _no_snapshot(place: Place) -> NotFoundError:
     names = place.storage.execute(ListFolder(place.folder))
-    found = f"; it holds {len(names)} other files, as a snapshot that was never completed does" if names else ""
-    return NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file{found}", path=place.location)
+    return NotFoundError(f"{place.location} holds no snapshot: {describe_absence(place.location, names)}", path=place.location)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from holdfast.statebackends.layout import (
     DIRECTORY_FILE,
     JobPaths,
     claim_path,
+    describe_absence,
     metadata_path,
     owner_name,
     parse_checkpoint_name,
@@ -495,8 +496,9 @@ def _check_snapshot(folder: str) -> Flow[None]:
     """Raise NotFoundError for a folder without a snapshot."""
     try:
         decision = decode_decision((yield from read_metadata_file(metadata_path(folder))))
-    except ObjectMissingError:
-        decision = None
+    except ObjectMissingError as error:
+        reason = describe_absence(folder, (yield ListFolder(folder)))
+        raise NotFoundError(f"{folder} holds no snapshot: {reason}", path=folder) from error
     if not isinstance(decision, Completed):
         raise NotFoundError(f"{folder} holds no snapshot", path=folder)
 

@@ -54,7 +54,7 @@ from holdfast.statebackends.errors import (
     SnapshotClaimedError,
 )
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from holdfast.statebackends.layout import DIRECTORY_FILE, METADATA_NAME, SNAPSHOT_PREFIXES, folder_of_snapshot, metadata_path
+from holdfast.statebackends.layout import DIRECTORY_FILE, describe_absence, folder_of_snapshot, metadata_path
 from holdfast.statebackends.snapshot.metadata import SnapshotMetadata
 from holdfast.statebackends.snapshot.parts import SnapshotProblem, snapshot_files
 from holdfast.statebackends.storage import is_absolute_folder
@@ -284,14 +284,10 @@ def _explain_missing(job: RecordedJob, submission: Submission, error: CorruptSta
             owner=job.job_id,
         )
     names = yield ListFolder(folder)
-    inside = [f"{folder}/{name.rstrip('/')}" for name in names if name.startswith(SNAPSHOT_PREFIXES)]
     if metadata_path(folder) != error.path:
         reason = f"the savepoint that it points to is gone: {error.message}"
-    elif inside:
-        more = f", and {len(inside) - 1} more" if len(inside) > 1 else ""
-        reason = f"it is a folder of snapshots: restore={inside[-1]!r}{more}"
     else:
-        reason = f"it has no file {METADATA_NAME}" if names else "there is no such folder, or it is empty"
+        reason = describe_absence(folder, names, lambda path: f"restore={path!r}")
     return NotFoundError(f"there is no snapshot at {folder}: {reason}", path=folder)
 
 

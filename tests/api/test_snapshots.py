@@ -311,6 +311,23 @@ def test_copy_prints_where(savepoint: Path, tmp_path: Path, monkeypatch: pytest.
     assert run("diff", "new/one", savepoint).splitlines()[-1] == "same"
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "copy", "export", "diff", "dispose"])
+def test_a_folder_of_snapshots_is_told_with_what_is_in_it(tmp_path: Path, checkpoint: Path, command: str) -> None:
+    more = {"copy": [tmp_path / "new"], "export": [tmp_path / "new"], "diff": [checkpoint]}.get(command, [])
+    folder = tmp_path / "sp"
+    for name in ("chk-9", "chk-10", "savepoint-ab-1"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "_claim").write_bytes(b"{}")
+    said = f"{folder} holds no snapshot: it is a folder of snapshots: {folder}/chk-10, and 2 more"
+    assert said in fails(command, folder, *more)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "_holdfast").write_bytes(b"x")
+    assert "it is a state directory" in fails(command, tmp_path / "jobs", *more)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_bytes(b"x")
+    assert "there is no _metadata file; it holds 1 other files [" in fails(command, tmp_path / "other", *more)
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify", "copy", "export", "diff"])
 def test_what_is_no_snapshot_is_named(tmp_path: Path, checkpoint: Path, command: str) -> None:
     more = {"copy": [tmp_path / "new"], "export": [tmp_path / "new"], "diff": [checkpoint]}.get(command, [])

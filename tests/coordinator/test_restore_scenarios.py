@@ -145,13 +145,13 @@ def test_what_is_no_snapshot_of_ours_is_refused(storage: DictStorage, content: b
 
 def test_a_half_written_savepoint_without_metadata_is_refused(storage: DictStorage) -> None:
     del storage.files[METADATA]
-    assert "it has no file _metadata" in not_found(storage, SAVEPOINT)
+    assert "there is no _metadata file; it holds" in not_found(storage, SAVEPOINT)
 
 
 def test_a_snapshot_that_is_not_there_is_missing_and_not_damaged(storage: DictStorage) -> None:
     above = SAVEPOINT.rpartition("/")[0]
     assert not_found(storage, f"{above}/gone") == (
-        f"there is no snapshot at {above}/gone: there is no such folder, or it is empty"
+        f"there is no snapshot at {above}/gone: there is no _metadata file: there is no such folder, or it is empty"
     )
     said = not_found(storage, above)
     assert said == f"there is no snapshot at {above}: it is a folder of snapshots: restore='{SAVEPOINT}'"

@@ -26,7 +26,7 @@ from holdfast.operators.sources.dataframe_write import arrow_schema_of, map_in_a
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, ObjectMissingError, StorageUnavailableError
 from holdfast.statebackends.handles import KeyGroupRange
-from holdfast.statebackends.layout import METADATA_NAME, metadata_path
+from holdfast.statebackends.layout import describe_absence, metadata_path
 from holdfast.statebackends.snapshot.metadata import decode_metadata
 from holdfast.statebackends.snapshot.parts import read_metadata_file
 from holdfast.statebackends.state_processor.bootstrap import SUBTASK_COLUMN, RangeTask, WrittenRange, as_row
@@ -40,7 +40,7 @@ from holdfast.statebackends.state_processor.contents import (
     place_of_snapshot,
 )
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
-from holdfast.statebackends.storage.port import run_flow
+from holdfast.statebackends.storage.port import ListFolder, run_flow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -68,7 +68,8 @@ def open_for_reading(location: str, *, follow: bool = True) -> StoredSnapshot:
     try:
         content = run_flow(read_metadata_file(path), place.storage)
     except ObjectMissingError as error:
-        raise NotFoundError(f"{place.location} holds no snapshot: there is no {METADATA_NAME} file", path=place.location) from error
+        reason = describe_absence(place.location, place.storage.execute(ListFolder(place.folder)))
+        raise NotFoundError(f"{place.location} holds no snapshot: {reason}", path=place.location) from error
     try:
         pointer = decode_json(content, _Pointer)
     except UNDECODABLE:
