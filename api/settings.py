@@ -5,7 +5,9 @@ It decides precedence (flag, environment, default) and bounds; it opens no socke
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -145,6 +147,9 @@ class ServerSettings:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
         if self.takeover_after_ms is not None:
             ElectionConfig(self.takeover_after_ms).check()
+        if self.advertised_host is not None and not is_host(self.advertised_host):
+            text = f"advertised_host must be the name or address of a host, without scheme or port, got {self.advertised_host!r}"
+            raise InvalidConfigError(text, setting="advertised_host")
         check_exposure(self.host, self.token)
         check_cleartext(self.host, is_encrypted=self.is_encrypted, insecure_http=self.insecure_http)
 
@@ -188,7 +193,7 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
     """The state directory's folder on this machine, absolute, and its URL if it is elsewhere; the folder is created if missing.
 
     Raises InvalidConfigError if it is no folder or can't be created. S3 is not contacted yet."""
-    chosen = flag or _text(environment, "STATE_DIR")
+    chosen = check_named(flag) if flag is not None else _text(environment, "STATE_DIR")
     if chosen is None:
         raise InvalidConfigError("no state directory: give --state-dir or HOLDFAST_STATE_DIR", setting="state_dir")
     path = local_folder(chosen, environment)
@@ -197,6 +202,14 @@ def state_directory(flag: str | Path | None, environment: Mapping[str, str]) -> 
     except OSError as error:
         raise InvalidConfigError(f"can't use the state directory {path}: {error}", setting="state_dir") from error
     return path, state_url(chosen)
+
+
+def check_named(state_dir: str | Path) -> str:
+    """A state directory that was given by flag. Raises InvalidConfigError for an empty one, as of a variable that is not set: the
+    working directory, or the one of the environment, would stand for it."""
+    if not str(state_dir).strip():
+        raise InvalidConfigError("the state directory is empty: leave --state-dir out, or name one", setting="state_dir")
+    return str(state_dir)
 
 
 def state_url(state_dir: str | Path) -> str | None:
@@ -275,6 +288,21 @@ def _limits(environment: Mapping[str, str]) -> dict[str, Any]:
     """Those that only the environment sets, by field."""
     found = {name.lower(): _integer(environment, name) for name in _LIMITS}
     return {name: value for name, value in found.items() if value is not None}
+
+
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+
+def is_host(text: str) -> bool:
+    """Whether it can stand for the host of a URL: an address of IPv4 or IPv6 (also in brackets), or a name."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        labels = text.removesuffix(".").split(".")
+        return len(text) <= 253 and all(map(_HOST_LABEL.fullmatch, labels)) and not labels[-1].isdecimal()
+    # A zone (`fe80::1%eth0`) means something on this machine alone.
+    return "%" not in bare and (bare == text or address.version == 6)
 
 
 def _lower(text: str | None) -> str | None:
@@ -384,7 +412,7 @@ def client_settings(
 
     Raises InvalidConfigError if neither is given, NeverServedError if no coordinator was ever served on the state directory."""
     given = _given_token(environment, token, token_file)
-    named = state_dir or _text(environment, "STATE_DIR")
+    named = check_named(state_dir) if state_dir is not None else _text(environment, "STATE_DIR")
     directory = local_folder(named, environment) if named is not None else None
     chosen = url or (None if state_dir else _text(environment, "URL"))
     if chosen is None:
@@ -409,9 +437,9 @@ def _authorities(environment: Mapping[str, str], ca: str | Path | None, director
 
 
 def named_state_directory(environment: Mapping[str, str], *, url: str | None, state_dir: str | Path | None) -> str | None:
-    """State directory that a client named: by flag, or by the environment where no URL overrides it."""
+    """State directory that a client named: by flag, or by the environment where no URL overrides it. Raises InvalidConfigError."""
     if state_dir is not None:
-        return str(state_dir)
+        return check_named(state_dir)
     if url is not None or _text(environment, "URL") is not None:
         return None
     return _text(environment, "STATE_DIR")

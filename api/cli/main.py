@@ -31,7 +31,7 @@ from holdfast.api.cli.serving import ServiceOptions
 from holdfast.api.cli.snapshot_life import follow_drill, show_cost, show_drill, show_drills, show_labels, with_money
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.settings import named_state_directory
+from holdfast.api.settings import check_named, named_state_directory
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
@@ -383,6 +383,8 @@ def drill(
 ) -> None:
     """Read every row of the newest checkpoint, or of another snapshot of the job, as a restore would, in a process of the
     coordinator's own: exit code 0 if all is there, 1 if not, 3 if nothing could be found out."""
+    if shows and number is not None:
+        raise InvalidConfigError("--list shows the drills of all snapshots of the job: leave the id out", setting="list")
     with console.trouble(console.EXIT_NO_VERDICT):
         client = connection.client()
         job_id = resolve_job(client, job)
@@ -437,13 +439,29 @@ def checkpoint(
     as_json: Json = False,
 ) -> None:
     """Take a checkpoint now and print its id, in the job's own mode or in one for it alone."""
+    if unaligned is False and aligned_timeout is not None:
+        text = "--aligned-timeout says from when on barriers overtake, and with --aligned none does: leave one of them out"
+        raise InvalidConfigError(text, setting="aligned_timeout")
     client = connection.client()
     job_id = resolve_job(client, job)
-    number = client.trigger_checkpoint(job_id, unaligned=unaligned, aligned_timeout_ms=aligned_timeout, timeout_s=timeout)
+    with _naming_flags():
+        number = client.trigger_checkpoint(job_id, unaligned=unaligned, aligned_timeout_ms=aligned_timeout, timeout_s=timeout)
     if as_json:
         console.show_json({"job": job_id, "checkpoint": number})
     else:
         console.show_line(str(number))
+
+
+@contextmanager
+def _naming_flags() -> Iterator[None]:
+    """A refusal of a checkpoint's mode names fields of the request: its user gave flags."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        if error.setting != "alignedCheckpointTimeout":
+            raise
+        said = error.message.replace("alignedCheckpointTimeout", "--aligned-timeout").replace("say unaligned,", "give --unaligned,")
+        raise InvalidConfigError(said, **error.fields) from error
 
 
 def _change_settings(client: RestClient, job: str, changes: list[str], *, as_json: bool) -> None:
@@ -472,9 +490,10 @@ def savepoint(
     as_json: Json = False,
 ) -> None:
     """Take a savepoint and print its location."""
+    directory = _absolute(target)
     client = connection.client()
     job_id = resolve_job(client, job)
-    location = client.savepoint(job_id, _absolute(target), format_type=format_type.upper(), timeout_s=timeout)
+    location = client.savepoint(job_id, directory, format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
 
 
@@ -492,14 +511,17 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a job with a savepoint and print its location."""
+    directory = _absolute(target)
     client = connection.client()
     job_id = resolve_job(client, job)
-    location = client.stop(job_id, _absolute(target), drain=drain, format_type=format_type.upper(), timeout_s=timeout)
+    location = client.stop(job_id, directory, drain=drain, format_type=format_type.upper(), timeout_s=timeout)
     _show_location(job_id, location, as_json=as_json)
 
 
 def _absolute(target: str | None) -> str | None:
-    """Resolve a relative directory against the caller's working directory, not the coordinator's."""
+    """Resolve a relative directory against the caller's working directory, not the coordinator's. Raises InvalidConfigError."""
+    if target is not None and not target.strip():
+        raise InvalidConfigError("the target directory is empty: leave --target out, or name one", setting="target")
     return target if target is None or "://" in target else str(Path(os.path.expanduser(target)).absolute())
 
 
@@ -589,7 +611,7 @@ def preflight(
             allow_output_repeat=allow_output_repeat,
             without_channel_state=without_channel_state,
         )
-        directory = state_dir or environment.state_dir
+        directory = check_named(state_dir) if state_dir is not None else environment.state_dir
         report = preflight_offline(submission, None if directory is None else absolute_location(directory))
     show_report(report, as_json=as_json)
     if not report.fits:
@@ -619,7 +641,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Issue a token and print it, this once: only a hash of it is stored."""
-    life_ms = None if expires is None else commands.parse_duration(expires)
+    life_ms = None if expires is None else commands.parse_duration(expires, "--expires")
     if life_ms is not None and not 0 < life_ms <= LIFE_MS_MAX:
         raise InvalidConfigError(f"--expires {expires}: {LIFE_RULE}", setting="expires")
     found = connection.client().issue_token(role, job=job, name=name, expires_in_ms=life_ms)

@@ -38,11 +38,11 @@ FILES_SHOWN_MAX = 20
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def parse_duration(text: str) -> int:
-    """Milliseconds of `90s`, `30m`, `1h`, `2d`."""
+def parse_duration(text: str, option: str) -> int:
+    """Milliseconds of `90s`, `30m`, `1h`, `2d`. `option`: what it was given with."""
     match = re.fullmatch(r"([0-9]{1,15})(ms|s|m|h|d)", text.strip())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no duration: use 90s, 30m, 1h, 2d")
+        raise typer.BadParameter(f"{text!r} is no duration: use 90s, 30m, 1h, 2d", param_hint=option)
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -57,7 +57,8 @@ def fsck(
     """Find the owner of every file of a state directory, files without owner, and sizes; exit code 1 if something is wrong."""
     from holdfast.api.snapshots.maintenance import fsck as check
 
-    report = check(state_dir, job=job, repair=repair, safety_age_ms=parse_duration(safety_age), checksums=checksums)
+    age_ms = parse_duration(safety_age, "--safety-age")
+    report = check(state_dir, job=job, repair=repair, safety_age_ms=age_ms, checksums=checksums)
     if as_json:
         console.show_json(describe(report))
     else:

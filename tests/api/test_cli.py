@@ -270,7 +270,30 @@ def test_checkpoint_waits_and_prints_the_id(flags: list[str], coordinator: FakeC
     run("checkpoint", NAME, "--aligned", *flags)
     asked = [call[3:] for call in coordinator.calls if call[0] == "request_checkpoint"]
     assert asked == [(), (CheckpointMode(unaligned=True, aligned_timeout_ms=250),), (CheckpointMode(unaligned=False),)]
-    assert "alignedCheckpointTimeout" in fails("checkpoint", NAME, "--aligned", "--aligned-timeout", "5", *flags, code=2)
+    said = fails("checkpoint", NAME, "--aligned", "--aligned-timeout", "5", *flags, code=2)
+    assert "--aligned-timeout says from when on barriers overtake, and with --aligned none does" in said
+    said = fails("checkpoint", NAME, "--aligned-timeout", "5", *flags, code=2)
+    assert "--aligned-timeout needs a checkpoint that may overtake: give --unaligned, too" in said, "no field of REST"
+
+
+@pytest.mark.parametrize("command", ["savepoint", "stop"])
+@pytest.mark.parametrize("target", ["", " "])
+def test_an_empty_target_is_refused_before_anybody_is_asked(command: str, target: str) -> None:
+    said = fails(command, NAME, "--target", target, "--url", "http://127.0.0.1:9", code=2)
+    assert "the target directory is empty: leave --target out, or name one" in said
+
+
+def test_the_list_of_drills_takes_no_id() -> None:
+    assert "leave the id out" in fails("drill", NAME, "9999", "--list", "--url", "http://127.0.0.1:9", code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("token", "create", "--role", "viewer", "--expires", "-1d"), ("snapshot", "fsck", "/", "--safety-age", "-1d")]
+)
+def test_what_is_no_duration_names_its_option(arguments: tuple[str, ...]) -> None:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == 2
+    assert f"Invalid value for {arguments[-2]}: '-1d' is no duration" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["serve", "jobs", "checkpoint", "checkpoints", "savepoint", "stop", "cancel", "inspect"])

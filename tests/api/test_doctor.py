@@ -647,3 +647,12 @@ def test_spark_is_started_with_the_named_settings(tmp_path: Path, monkeypatch: p
     assert given == [{"spark.master": "local[3]"}]
     (executor,) = [each for each in missing if each["check"] == "executors"]
     assert (executor["verdict"], executor["text"]) == ("skipped", f"Spark is not started: {file} can't be read")
+
+
+def test_an_empty_state_directory_is_refused_and_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    said = run("--state-dir", "")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert "the state directory is empty: leave --state-dir out, or name one" in said.stderr
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.api.server.server import advertised_url, bind
-from holdfast.api.settings import BODY_BYTES_MAX, ServerSettings, check_url, client_settings, server_settings
+from holdfast.api.settings import (
+    BODY_BYTES_MAX,
+    ServerSettings,
+    check_url,
+    client_settings,
+    named_state_directory,
+    server_settings,
+)
 from holdfast.barriers.run_record import RunRecord, read_run_record, write_run_record
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import RUN_FILE, TOKEN_FILE
@@ -49,12 +56,36 @@ def test_environment_is_read_and_flags_go_first(tmp_path: Path) -> None:
         ({"HOLDFAST_BODY_BYTES_MAX": "0"}, "body_bytes_max"),
         ({"HOLDFAST_CONNECTIONS_MAX": "15"}, "connections_max"),
         ({"HOLDFAST_KEEP_ALIVE_INTERVAL_MS": "-1"}, "keep_alive_interval_ms"),
+        ({"HOLDFAST_ADVERTISED_HOST": "a b"}, "advertised_host"),
     ],
 )
 def test_settings_out_of_bounds_are_named(tmp_path: Path, environment: dict[str, str], setting: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         server_settings(environment, state_dir=tmp_path)
     assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize("host", ["a b", "http://x", "x:80", "x/y", "a..b", "-a", "1.2.3.400", "[a]", "[::1", "é", "a" * 64, "u@h", "[10.0.0.7]", "fe80::1%eth0"])
+def test_what_is_no_host_is_not_told_to_drivers_and_workers(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InvalidConfigError, match="must be the name or address of a host") as caught:
+        server_settings({}, state_dir=tmp_path, advertised_host=host)
+    assert caught.value.setting == "advertised_host"
+
+
+@pytest.mark.parametrize("host", ["driver", "a.b-c.example.", "my_service", "10.0.0.7", "::1", "[fd00::1]", "3com.com"])
+def test_names_and_addresses_of_hosts_are_told_as_they_are(tmp_path: Path, host: str) -> None:
+    assert server_settings({}, state_dir=tmp_path, advertised_host=host).advertised_host == host
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_state_directory_is_refused_and_not_that_of_the_environment(tmp_path: Path, empty: str) -> None:
+    environment = {"HOLDFAST_STATE_DIR": str(tmp_path)}
+    with pytest.raises(InvalidConfigError, match="the state directory is empty"):
+        server_settings(environment, state_dir=empty)
+    with pytest.raises(InvalidConfigError, match="the state directory is empty"):
+        client_settings(environment, state_dir=empty)
+    with pytest.raises(InvalidConfigError, match="the state directory is empty"):
+        named_state_directory(environment, url=None, state_dir=empty)
 
 
 def test_a_state_directory_on_s3_has_a_folder_on_this_machine(tmp_path: Path) -> None:
