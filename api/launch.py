@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.api.client import RestClient
-from holdfast.api.settings import client_settings, server_settings, state_url
+from holdfast.api.settings import check_urls, client_settings, server_settings, state_url
 from holdfast.api.snapshots.preflight import named_snapshot, preflight_offline, preflight_online
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment as BaseEnvironment
 from holdfast.operators.datastream.environment import claim_mode_of, sink_mode_of
-from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions
+from holdfast.operators.datastream.launcher import JobHandle, Launcher, LaunchOptions, check_snapshot_id
 from holdfast.operators.datastream.settings import signature_with_settings
 from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state_processor.contents import Location
@@ -123,6 +123,7 @@ class Environment(BaseEnvironment):
 
         Asks the coordinator if there is one, else reads the state directory, else the snapshot alone. Raises GraphError and other
         InvalidConfigErrors, NotFoundError, StorageUnavailableError; reasons that would refuse the restore are in the report."""
+        check_snapshot_id(without_channel_state)
         submission = Submission(
             self.build().graph,
             job_id=job_id,
@@ -144,7 +145,9 @@ class SessionLauncher:
 
     def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
         """Raises InvalidConfigError without a session; else as SparkLauncher.launch."""
-        return _launcher_of(_session_of(plan)).launch(plan, options)
+        launcher = _launcher_of(_session_of(plan))
+        check_address(options)
+        return launcher.launch(plan, options)
 
 
 def _session_of(plan: JobPlan) -> SparkSession:
@@ -200,6 +203,22 @@ def exposure_of(found: tuple[str, str | None], environment: Mapping[str, str]) -
     return Exposure("0.0.0.0", advertised) if advertised else Exposure(*found)
 
 
+def check_address(options: LaunchOptions) -> None:
+    """Raise InvalidConfigError for options by which no coordinator can be found, before anything is said or started."""
+    if options.coordinator_url is not None:
+        check_urls(options.coordinator_url)
+        return
+    if options.ca is not None:
+        text = "ca= is for a coordinator at a URL (coordinator='https://...'): one in this process has its own authority"
+        raise InvalidConfigError(text, setting="ca")
+    if _local(options.state_directory) is None:
+        raise InvalidConfigError(
+            "a job needs a coordinator: give the Environment coordinator='http://...' of a running `holdfast serve`, "
+            "or state_dir='...' to run one in this process",
+            setting="state_dir",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Connector:
     """Connects a launcher to its coordinator: the one at the URL, or an embedded one."""
@@ -210,6 +229,7 @@ class Connector:
         """Raises InvalidConfigError if neither a URL nor a state directory is given, or another process serves it."""
         from holdfast.operators.spark.launcher import Connection
 
+        check_address(options)
         if options.coordinator_url is not None:
             settings = client_settings(
                 os.environ,
@@ -220,18 +240,8 @@ class Connector:
             )
             client = RestClient(settings.url, settings.token, authorities=settings.authorities)
             return Connection(client, client.close)
-        if options.ca is not None:
-            text = (
-                "ca= is for a coordinator at a URL (coordinator='https://...'): one in this process has its own authority"
-            )
-            raise InvalidConfigError(text, setting="ca")
         directory = _local(options.state_directory)
-        if directory is None:
-            raise InvalidConfigError(
-                "a job needs a coordinator: give the Environment coordinator='http://...' of a running `holdfast serve`, "
-                "or state_dir='...' to run one in this process",
-                setting="state_dir",
-            )
+        assert directory is not None  # check_address
         shared = _embed(directory, options.token, self.exposure)
         running = shared.coordinator
         client = RestClient(running.url, running.token, authorities=running.authorities)

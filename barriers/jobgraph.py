@@ -5,6 +5,7 @@ It describes; it holds no user code. The functions travel in Spark's closure, ke
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache, cached_property
@@ -693,6 +694,19 @@ class SinkMode(StrEnum):
 
 BRANCH_MARK = "@"
 """Between the name of a job and that of its branch."""
+_BRANCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_branch_name(branch: object) -> None:
+    """Raise InvalidConfigError unless a branch can have this name: it is part of a job's name, and of paths."""
+    if not isinstance(branch, str) or _BRANCH_NAME.fullmatch(branch) is None:
+        raise InvalidConfigError("the name of a branch is 1..64 letters, digits, '.', '_' and '-'", setting="branch")
+
+
+def check_restored(restore: str | None, *, fresh: bool) -> None:
+    """Raise InvalidConfigError where a job is to begin with a snapshot and without one."""
+    if fresh and restore is not None:
+        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
 
 
 class Submission(msgspec.Struct, frozen=True):

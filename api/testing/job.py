@@ -30,6 +30,7 @@ from holdfast.coordinator.totals import OperatorTotals
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment, sink_mode_of
+from holdfast.operators.datastream.launcher import check_snapshot_id
 from holdfast.operators.datastream.graph import WATERMARKS_SUFFIX
 from holdfast.operators.datastream.launcher import OperatorProgress
 from holdfast.operators.datastream.settings import Settings
@@ -247,6 +248,7 @@ class Job:
 
     def _submit(self, workers: LocalWorkers, *, at_ms: int | None = None, allow_output_repeat: bool = False, **how: Any) -> None:
         """As a driver does; the job's older workers are gone once it is accepted."""
+        check_snapshot_id(how["without_channel_state"])
         plan = self._plan(allow_output_repeat=allow_output_repeat)
         pickled = _pickled(plan)
         nonce = f"{self._random.getrandbits(128):032x}"

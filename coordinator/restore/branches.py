@@ -6,12 +6,17 @@ deletes; its first checkpoint is full and shares nothing with it (NO_CLAIM), so 
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from holdfast.barriers.exchange.guarantee import WRITER_KIND
-from holdfast.barriers.jobgraph import BRANCH_MARK, ClaimMode, JobGraph, OperatorDescription, Submission
+from holdfast.barriers.jobgraph import (
+    BRANCH_MARK,
+    ClaimMode,
+    JobGraph,
+    OperatorDescription,
+    Submission,
+    check_branch_name,
+)
 from holdfast.barriers.sinks.log import COMMITTER_SUFFIX, MUTED_PROPERTY
 from holdfast.coordinator.ha.recorded_job import RecordedJob
 from holdfast.coordinator.ha.records import derive_job_id
@@ -26,7 +31,6 @@ _NOT_A_CHECKPOINT = (
     "that is its job's to delete, also if a label keeps it now; begin a branch with a savepoint (holdfast savepoint)"
 )
 """Why a checkpoint, which a label may keep now, is no base of a branch, and what is."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def branch_of(submission: Submission) -> str:
@@ -47,8 +51,7 @@ def check_branch(job: RecordedJob, submission: Submission) -> None:
     if submission.branch is msgspec.UNSET:
         return
     branch, name = submission.branch, submission.graph.name
-    if _NAME.fullmatch(branch) is None:
-        raise InvalidConfigError("the name of a branch is 1..64 letters, digits, '.', '_' and '-'", setting="branch")
+    check_branch_name(branch)
     if not name.endswith(f"{BRANCH_MARK}{branch}") or len(name) <= len(branch) + len(BRANCH_MARK):
         message = f"the job of branch {branch!r} is named <parent>{BRANCH_MARK}{branch}, not {name!r}"
         raise InvalidConfigError(message, setting="branch")

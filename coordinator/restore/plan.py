@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name
+from holdfast.barriers.jobgraph import ClaimMode, JobGraph, Submission, check_job_name, check_restored
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.barriers.watermark_alignment import aligned_operators
 from holdfast.coordinator.checkpoints.checkpoint import CompletedCheckpoint
@@ -179,8 +179,7 @@ def check_submission(
 
 def _check_restore(submission: Submission) -> None:
     """Raise InvalidConfigError for options that exclude each other."""
-    if submission.fresh and submission.restore is not None:
-        raise InvalidConfigError("restore= and fresh=True exclude each other", setting="fresh")
+    check_restored(submission.restore, fresh=submission.fresh)
     if submission.claim_mode is ClaimMode.CLAIM and (submission.restore is None or not is_path(submission.restore)):
         raise InvalidConfigError(
             "claim_mode=CLAIM is for restore=PATH: a job owns its own checkpoints anyway", setting="claim_mode"

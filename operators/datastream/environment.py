@@ -276,6 +276,7 @@ class Environment:
         branch_output: str | os.PathLike[str] | None = None,
         mute: bool | str | Collection[str] = False,
     ) -> JobHandle:
+        options.check()
         if options.branch is not None:
             plan = self._branch_plan(options.branch, branch_output, mute)
         else:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted
+from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission, SubmissionAccepted, check_branch_name, check_restored
 from holdfast.operators.base import JobPlan
+from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.state_processor.contents import Location
 
 
@@ -93,6 +94,26 @@ class LaunchOptions:
     state_directory: str | os.PathLike[str] | None = None
     """Needed when the coordinator is embedded; a remote coordinator names its own."""
     progress: bool = True
+
+    def check(self) -> None:
+        """Raise InvalidConfigError for what no job can be started with, before anything is: looks at sinks, too, would otherwise
+        say what follows from it (that output may repeat, of a job that is to forget what it is to restore)."""
+        for name in ("fresh", "allow_non_restored_state", "allow_output_repeat"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise InvalidConfigError(f"{name} must be True or False, got {given!r}", setting=name)
+        if self.job_id is not None and not isinstance(self.job_id, str):
+            raise InvalidConfigError(f"job_id must be a text of 32 hex digits, got {self.job_id!r}", setting="job_id")
+        check_snapshot_id(self.without_channel_state)
+        check_restored(self.restore, fresh=self.fresh)
+        if self.branch is not None:
+            check_branch_name(self.branch)
+
+
+def check_snapshot_id(without_channel_state: object) -> None:
+    """Raise InvalidConfigError unless it is None or can be the id of a snapshot."""
+    given, name = without_channel_state, "without_channel_state"
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+        raise InvalidConfigError(f"{name} must be the id of a snapshot, a whole number from 1 on, got {given!r}", setting=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from holdfast.api import launch
 from holdfast.api.client import RestClient
-from holdfast.api.launch import Connector, Exposure
+from holdfast.api.launch import Connector, Exposure, SessionLauncher
 from holdfast.api.server import main
 from holdfast.operators.datastream.launcher import LaunchOptions
 from holdfast.statebackends.errors import InvalidConfigError
@@ -43,6 +44,17 @@ def test_a_url_and_token_are_used_as_given(served: Served) -> None:
 def test_neither_url_nor_directory_says_what_to_give() -> None:
     with pytest.raises(InvalidConfigError, match="state_dir="):
         LOCAL(LaunchOptions())
+
+
+@pytest.mark.parametrize("options", [LaunchOptions(coordinator_url="nope"), LaunchOptions()])
+def test_where_no_coordinator_can_be_is_refused_before_anything_is_said(
+    monkeypatch: pytest.MonkeyPatch, options: LaunchOptions
+) -> None:
+    """The launcher on a session says first what it starts, and where."""
+    for name in ("_session_of", "_launcher_of"):
+        monkeypatch.setattr(launch, name, lambda _: None)
+    with pytest.raises(InvalidConfigError, match=r"nope|a job needs a coordinator"):
+        SessionLauncher().launch(cast(Any, None), options)
 
 
 def test_a_file_to_trust_goes_with_a_url(tmp_path: Path) -> None:

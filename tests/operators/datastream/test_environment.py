@@ -117,6 +117,32 @@ def test_what_names_no_snapshot_is_refused_here(restore: Any) -> None:
         env.execute(restore=restore)
 
 
+@pytest.mark.parametrize(
+    ("options", "setting", "said"),
+    [
+        ({"restore": "/sp/savepoint-1", "fresh": True}, "fresh", "restore= and fresh=True exclude each other"),
+        ({"restore": "/sp/savepoint-1", "fresh": True, "branch": "b", "mute": True}, "fresh", "exclude each other"),
+        ({"without_channel_state": "x"}, "without_channel_state", "must be the id of a snapshot, .* got 'x'"),
+        ({"without_channel_state": 0}, "without_channel_state", "must be the id of a snapshot"),
+        ({"without_channel_state": True}, "without_channel_state", "must be the id of a snapshot"),
+        ({"fresh": "yes"}, "fresh", "must be True or False, got 'yes'"),
+        ({"allow_output_repeat": 1}, "allow_output_repeat", "must be True or False"),
+        ({"allow_non_restored_state": None}, "allow_non_restored_state", "must be True or False"),
+        ({"job_id": 5}, "job_id", "job_id must be a text"),
+        ({"branch": "", "mute": True}, "branch", "the name of a branch is"),
+        ({"branch": "a b", "mute": True}, "branch", "the name of a branch is"),
+    ],
+)
+def test_options_that_no_job_can_have_are_refused_by_name_and_nothing_is_launched(options: Any, setting: str, said: str) -> None:
+    launcher = Recorder()
+    env = Environment("job", launcher=launcher)
+    env.from_source(NamedSource()).sink_to(NamedSink(), uid="out")
+    with pytest.raises(InvalidConfigError, match=said) as caught:
+        env.execute(**options)
+    assert caught.value.setting == setting
+    assert launcher.launched == []
+
+
 def test_a_refused_job_shows_the_users_line_and_not_ours() -> None:
     class Refuser:
         def launch(self, plan: JobPlan, options: LaunchOptions) -> JobHandle:
