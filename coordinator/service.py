@@ -82,6 +82,7 @@ from holdfast.coordinator.views import (
 )
 from holdfast.statebackends.errors import InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.storage.directory import check_no_file
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import InTurn, Storage, run_flow, transfers_of
 
@@ -378,7 +379,10 @@ class CoordinatorService:
         if any(part in (".", "..") for part in location.split("/")):
             raise InvalidConfigError(f"savepoint directory {location!r} contains '.' or '..'", setting="savepoint_directory")
         root = open_storage(location).root
-        run_flow(check_target(root if "://" in root else os.path.realpath(root)), self._storage)
+        real = root if "://" in root else os.path.realpath(root)
+        if real.startswith("/"):
+            check_no_file(real)
+        run_flow(check_target(real), self._storage)
         return location
 
     def _request(

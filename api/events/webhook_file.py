@@ -16,8 +16,9 @@ import binascii
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,7 +68,7 @@ class Webhook:
 
 def read_webhooks(path: Path) -> tuple[Webhook, ...]:
     """Raises InvalidConfigError naming the webhook and the field that is wrong; no message has a secret."""
-    text, is_private = _read(path)
+    text, is_private = _read(path, partial(_wrong, path))
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -83,17 +84,19 @@ def read_webhooks(path: Path) -> tuple[Webhook, ...]:
     return webhooks
 
 
-def _read(path: Path) -> tuple[str, bool]:
-    """Text, and whether it is for its owner and its group alone."""
+def _read(path: Path, wrong: Callable[[str], InvalidConfigError]) -> tuple[str, bool]:
+    """Text, and whether it is for its owner and its group alone. `wrong`: the error by what the file is not."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
             mode = path.stat().st_mode
         if len(content) > FILE_BYTES_MAX:
-            raise _wrong(path, f"is larger than {FILE_BYTES_MAX} bytes")
+            raise wrong(f"is larger than {FILE_BYTES_MAX} bytes")
         return content.decode("utf-8"), not mode & (stat.S_IWGRP | stat.S_IRWXO)  # Kubernetes gives a pod's group its secrets
-    except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"can't be read: {error}") from error
+    except OSError as error:
+        raise wrong(f"can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise wrong(f"can't be read: {error}") from error
 
 
 def _webhook(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Webhook:
@@ -144,7 +147,8 @@ def _key(path: Path, name: str, table: Mapping[str, Any], *, is_private: bool) -
     if file is not None:
         if not isinstance(file, str):
             raise _wrong(path, f"webhook {name}: secret_file is no path")
-        secret, is_private = _read((path.parent / file).absolute())
+        secret_path = (path.parent / file).absolute()
+        secret, is_private = _read(secret_path, lambda what: _wrong(path, f"webhook {name}: its secret_file {secret_path} {what}"))
     if not is_private:
         raise _wrong(path, f"webhook {name}: other users can read its secret: chmod 600 the file that has it")
     if not isinstance(secret, str) or not secret.strip().startswith(SECRET_PREFIX):

@@ -48,6 +48,7 @@ from holdfast.statebackends.state_processor.flights import flights_of
 from holdfast.statebackends.state_processor.rows import choose_columns, state_batches, state_schema
 from holdfast.statebackends.state_processor.verify import VerifyReport, verify_files
 from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.directory import check_no_file
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import ListFolder, run_flow
 
@@ -97,6 +98,8 @@ def target_of(location: Location) -> Place:
     if place.folder == METADATA_NAME:  # its path would be taken for the file of that name in the folder above
         raise InvalidConfigError(f"{place.location} is the name of a snapshot's own file: name another folder", path=place.location)
     real = place.location if "://" in place.location else os.path.realpath(place.location)
+    if real.startswith("/"):
+        check_no_file(real)
     run_flow(check_target(real), RoutedStorage(place.storage))
     return place
 

@@ -532,11 +532,20 @@ class LocalStorage:
             self._fs.rmdir(folder)
 
     def _unavailable(self, operation: ops.Operation, path: str, error: OSError) -> StorageUnavailableError:
-        return unavailable(error, f"{type(operation).__name__} {path} in {self._root}", path=path)
+        return unavailable(error, f"{ops.describe(operation)} in {self._root}", path=path)
 
 
 def _joined(blocks: list[bytes]) -> bytes:
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def check_no_file(folder: str) -> None:
+    """Raise InvalidConfigError where a folder of this absolute path can't be made, because a file is in its place or above it."""
+    above = folder
+    while above != "/" and not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise InvalidConfigError(f"{above} is no directory: name another folder", path=folder, setting="target")
 
 
 def storage_from_url(url: str) -> LocalStorage:

@@ -173,6 +173,28 @@ def path_of(operation: Operation) -> str:
             return operation.path
 
 
+_VERBS: dict[type[msgspec.Struct], str] = {
+    PutIfAbsent: "creating",
+    SyncFile: "syncing",
+    WriteFile: "writing",
+    UploadFile: "writing",
+    DownloadFile: "reading",
+    ReadFile: "reading",
+    StatFile: "looking for",
+    ListFiles: "listing",
+    DescribeFiles: "listing",
+    ListFolder: "listing",
+    LinkFile: "linking",
+    DeleteFile: "deleting",
+    DeleteFolder: "deleting",
+}
+
+
+def describe(operation: Operation) -> str:
+    """What an operation does, in words for users: `creating j/chk-7/_claim`."""
+    return f"{_VERBS[type(operation)]} {path_of(operation)}"
+
+
 class Storage(Protocol):
     """One root of files: a directory, a prefix of a bucket, a simulated disk in a test. Thread-safe."""
 

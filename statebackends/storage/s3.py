@@ -98,7 +98,7 @@ class S3Storage:
     def execute(self, operation: ops.Operation) -> Any:
         """Perform one operation. Errors name bucket and key; `s3_connection.error_of` has their classes."""
         path = ops.path_of(operation)
-        doing = f"{type(operation).__name__} {path} in {self.root}"
+        doing = f"{ops.describe(operation)} in {self.root}"
         try:
             return self._perform(operation)
         except RequestFailure as failure:
@@ -214,7 +214,7 @@ class S3Storage:
 
     def _missing(self, path: str) -> Exception:
         failure = RequestFailure(FailureKind.MISSING, "", "no such object")
-        return error_of(failure, f"LinkFile {path} in {self.root}", self._bucket, f"{self._prefix}{path}")
+        return error_of(failure, f"linking {path} in {self.root}", self._bucket, f"{self._prefix}{path}")
 
     def _same(self, key: str, found: Found, other_key: str, other: Found) -> bool:
         if found.size != other.size:

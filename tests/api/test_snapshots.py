@@ -170,6 +170,14 @@ def test_nothing_is_written_into_the_directory_of_a_job(savepoint: Path, tmp_pat
     assert sorted(path.name for path in job.iterdir() if path.name != ".tmp") == ["chk-1", "leader"]
 
 
+@pytest.mark.parametrize("below", ["", "/new"])
+def test_a_file_in_place_of_a_target_is_named(savepoint: Path, tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for write_to in (hf.Snapshot(savepoint).copy, hf.Snapshot(savepoint).export, hf.Savepoint.create(max_parallelism=1).write):
+        with pytest.raises(InvalidConfigError, match=f"^{tmp_path}/file is no directory: name another folder"):
+            write_to(f"{tmp_path}/file{below}")
+
+
 @pytest.mark.parametrize("target", ["", "/", "ftp://host/folder", "s4://bucket", "file://"])
 def test_targets_that_are_none(savepoint: Path, target: str) -> None:
     with pytest.raises(InvalidConfigError):

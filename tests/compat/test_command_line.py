@@ -114,7 +114,7 @@ def test_savepoints_that_cannot_be_written(shared: Running) -> None:
     (shared.folder / "file").write_text("in the way")
     place = shared.folder / "file" / "savepoints"
     for words in (("savepoint", shared.job, place), ("stop", "-p", place, shared.job)):
-        assert "Not a directory" in shared.flink.fails(*words)
+        assert f"{shared.folder}/file is no directory" in shared.flink.fails(*words)
     assert "is not absolute" in shared.flink.fails("savepoint", shared.job, "relative")
     assert "lies in the directory of job" in shared.flink.fails("savepoint", shared.job, shared.cluster.state / shared.job)
     assert shared.cluster.state_of(shared.job) == "RUNNING"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -340,8 +341,7 @@ def test_places_of_savepoints_are_known_of_jobs_that_are_led_and_of_jobs_on_reco
     crew = running(service, savepoint_directory=str(tmp_path / "own"))
     finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / "once"), trigger_id="5" * 32))
     finished(crew, service.request_checkpoint(crew.job_id, "c" * 32))
-    (tmp_path / "file").write_text("in the way")
-    finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / "file"), trigger_id="6" * 32))
+    finished(crew, service.request_savepoint(crew.job_id, str(tmp_path / ("long" * 100)), trigger_id="6" * 32))
     (folder,) = (tmp_path / "once").glob("savepoint-*")
     expected = SavepointPlaces(frozenset({str(tmp_path / "own")}), frozenset({str(folder)}))
     assert service.savepoint_places() == service.published_savepoint_places() == expected
@@ -420,15 +420,27 @@ def test_r19_savepoint_into_the_directory_of_a_job_is_refused(open_service: Open
     assert service.job(crew.job_id).overview.state == "RUNNING"
 
 
-def test_r20_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "/savepoints", "/a/b"])
+def test_a_file_in_place_of_the_directory_of_a_savepoint_is_named_before_any_trigger(
+    open_service: Open, tmp_path: Path, below: str
+) -> None:
     service = open_service()
     crew = running(service)
     (tmp_path / "file").write_text("in the way")
-    trigger = service.request_savepoint(crew.job_id, str(tmp_path / "file" / "savepoints"))
+    for ask in (service.request_savepoint, service.stop):
+        with pytest.raises(InvalidConfigError, match=f"^{tmp_path}/file is no directory: name another folder$"):
+            ask(crew.job_id, f"{tmp_path}/file{below}")
+    assert service.job(crew.job_id).overview.state == "RUNNING"
+
+
+def test_r20_savepoint_to_an_unwritable_place_fails_with_the_words_of_the_storage(open_service: Open, tmp_path: Path) -> None:
+    service = open_service()
+    crew = running(service)
+    trigger = service.request_savepoint(crew.job_id, str(tmp_path / ("long" * 100)))
     finished(crew, trigger)
     view = service.trigger_status(crew.job_id, trigger)
     assert view.failure_reason == "trigger_failure"
-    assert "directory" in (view.failure or "").lower()
+    assert re.fullmatch(r"creating savepoint-.* in .*: File name too long", view.failure or ""), "and no name of ours"
     assert service.job(crew.job_id).overview.state == "RUNNING"
 
 
