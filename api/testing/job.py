@@ -30,9 +30,8 @@ from holdfast.coordinator.totals import OperatorTotals
 from holdfast.coordinator.views import TriggerView
 from holdfast.operators.base import JobPlan
 from holdfast.operators.datastream.environment import Environment, sink_mode_of
-from holdfast.operators.datastream.launcher import check_snapshot_id
 from holdfast.operators.datastream.graph import WATERMARKS_SUFFIX
-from holdfast.operators.datastream.launcher import OperatorProgress
+from holdfast.operators.datastream.launcher import OperatorProgress, check_snapshot_id
 from holdfast.operators.datastream.settings import Settings
 from holdfast.operators.datastream.stream import Stream
 from holdfast.operators.datastream.unpicklable import check_picklable, check_pickled_states

@@ -65,7 +65,10 @@ def test_settings_out_of_bounds_are_named(tmp_path: Path, environment: dict[str,
     assert caught.value.setting == setting
 
 
-@pytest.mark.parametrize("host", ["a b", "http://x", "x:80", "x/y", "a..b", "-a", "1.2.3.400", "[a]", "[::1", "é", "a" * 64, "u@h", "[10.0.0.7]", "fe80::1%eth0"])
+@pytest.mark.parametrize(
+    "host",
+    ["a b", "http://x", "x:80", "x/y", "a..b", "-a", "1.2.3.400", "[a]", "[::1", "é", "a" * 64, "u@h", "[10.0.0.7]", "fe80::%eth0"],
+)
 def test_what_is_no_host_is_not_told_to_drivers_and_workers(tmp_path: Path, host: str) -> None:
     with pytest.raises(InvalidConfigError, match="must be the name or address of a host") as caught:
         server_settings({}, state_dir=tmp_path, advertised_host=host)
