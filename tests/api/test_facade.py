@@ -169,6 +169,7 @@ INTERNAL_ERRORS = {
     "PeerLostError": "fails the subtasks of a worker; a user reads of it in the cause of a JobFailedError",
     "RefusedError": "an answer between a worker and its coordinator, which the session acts on",
     "RejectedError": "wraps the error that a worker leaves with, and that one is told",
+    "SparkStoppedError": "the driver stops the workers that are left; the job itself waits at its coordinator",
     "UnreachableError": "no answer between a worker and its coordinator: it is asked again",
 }
 """Each with why no user meets it."""
