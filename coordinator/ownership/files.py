@@ -222,14 +222,16 @@ def _verdict(evidence: JobEvidence, name: str, path: str, claims: Claims) -> tup
 
 
 def _of_mark(evidence: JobEvidence, number: int) -> _Verdict:
-    """The file that says that an id may have labels: it goes with the id."""
+    """The file that says that an id may have labels. Behind the id it stays until somebody gives the job its next label, as every
+    drill does: it is known, and a byte."""
     if evidence.job is None:
         return _owned(f"not known: {evidence.damage}")
     checkpoint = evidence.job.checkpoints.get(number)
-    # Nobody labels an id without a claim: what is left of its folder goes, and this with it.
     if checkpoint is not None and (checkpoint.fact is not CheckpointFact.ORPHANED or number > counted_id(evidence.job)):
         return _owned(f"labels of checkpoint {number}")
-    return _orphaned(f"checkpoint {number}, whose labels it told of, was deleted")
+    if number <= counted_id(evidence.job):
+        return _owned(f"labels of checkpoint {number}, which was deleted: it goes with the job's next label or drill")
+    return _orphaned(f"there was no checkpoint {number} that it could tell of")
 
 
 def _of_checkpoint(evidence: JobEvidence, number: int, name: str, path: str, claims: Claims) -> _Verdict:

@@ -26,7 +26,7 @@ from holdfast.coordinator.ha.records import (
     SubmissionRecord,
     encode_record,
 )
-from holdfast.coordinator.ha.store import read_job
+from holdfast.coordinator.ha.store import drop_checkpoint, read_job
 from holdfast.coordinator.jobmaster import events as job_events
 from holdfast.coordinator.ownership.claims import claim_snapshot, dispose_snapshot, holds_claim, release_snapshot
 from holdfast.coordinator.ownership.files import FileStatus
@@ -664,6 +664,21 @@ def test_fsck_knows_whose_the_files_of_labels_are(storage: DictStorage) -> None:
     assert [each.path for each in report.orphans if "label" in each.path] == [PATHS.labelled(99)]
     assert not [each for each in report.unknown if "label" in each.path]
     assert all(each.status is FileStatus.ORPHAN for each in report.orphans)
+
+
+def test_what_a_drill_leaves_behind_a_deleted_checkpoint_is_no_orphan_and_goes_with_the_next_label(storage: DictStorage) -> None:
+    """A checkpoint that was drilled, and that retention deleted since."""
+    drilled = f"drilling{'0f' * 8}"
+    run_flow(add_label(PATHS, 1, drilled, mark()), storage)
+    run_flow(remove_label(PATHS, drilled, mark()), storage)
+    assert run_flow(begin_deletion(PATHS.checkpoint(1), mark("leader")), storage) == ()
+    run_flow(drop_checkpoint(PATHS, 1), storage)
+    assert PATHS.labelled(1) in storage.files
+    report = run_flow(check_directory(FsckRequest(job_id=JOB, safety_age_ms=1), "memory", 1_000_000), storage)
+    assert [each.path for each in report.orphans if "label" in each.path] == []
+    assert not [each for each in report.unknown if "label" in each.path]
+    run_flow(add_label(PATHS, 2, drilled, mark()), storage)
+    assert PATHS.labelled(1) not in storage.files
 
 
 def test_begin_deletion_is_repeated_by_whoever_comes_next(storage: DictStorage) -> None:
