@@ -96,8 +96,8 @@ class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """SHA-256 of the line before, as its bytes are stored without the line's end; zeros for the first one."""
     time_ms: int
     kind: str
-    """started, request, refused, dropped (lines or refusals that were only counted), pruned (the oldest lines were deleted),
-    further (how far the chain of further changes is stored)."""
+    """started (`subject`: what did; empty: a coordinator), request, refused, dropped (lines or refusals that were only counted),
+    pruned (the oldest lines were deleted), further (how far the chain of further changes is stored)."""
     request: str = ""
     job: str = ""
     subject: str = ""
@@ -233,8 +233,9 @@ class SharesOfChanges:
 class AuditRecorder:
     """A chain of one process. `take` gives the next file, which is given again until it is `written`."""
 
-    def __init__(self, chain: str, heads: Mapping[str, str], *, now_ms: int, wall_ms: int) -> None:
-        """`chain`: a name that no other process has; one of `further_chain` takes what the process's own one does not."""
+    def __init__(self, chain: str, heads: Mapping[str, str], *, now_ms: int, wall_ms: int, writer: str = "") -> None:
+        """`chain`: a name that no other process has; one of `further_chain` takes what the process's own one does not. `writer`: as
+        the chain's first line says it; empty: a coordinator."""
         self._chain = chain
         self._is_further = is_further_chain(chain)
         self._number = 0
@@ -255,7 +256,7 @@ class AuditRecorder:
         self._window_ms = now_ms
         self._waits_long = False
         """Nothing but refusals, or further changes, waits."""
-        subject, heads = FURTHER_CHANGES if self._is_further else "", dict(list(heads.items())[:HEADS_MAX])
+        subject, heads = FURTHER_CHANGES if self._is_further else writer, dict(list(heads.items())[:HEADS_MAX])
         self._add(AuditLine(0, NO_HASH, wall_ms, "started", subject=subject, heads=heads), now_ms)
 
     def has_share(self, noted: Noted, now_ms: int) -> bool:

@@ -90,10 +90,12 @@ class _Pruned(NamedTuple):
 class AuditLog:
     """The log of one process. `note` may be called from any thread and never blocks on storage."""
 
-    def __init__(self, location: str, *, prunes: bool = True) -> None:
-        """`location`: the state directory. `prunes`: whether this process deletes the oldest files of a log that is too large."""
+    def __init__(self, location: str, *, prunes: bool = True, writer: str = "") -> None:
+        """`location`: the state directory. `prunes`: whether this process deletes the oldest files of a log that is too large.
+        `writer`: what it is and that it began, if it is no coordinator: the log's reader would take it for one."""
         self._location = location
         self._prunes = prunes
+        self._writer = writer
         self._lock = threading.Lock()
         self._recorder: AuditRecorder | None = None
         self._further: AuditRecorder | None = None
@@ -281,7 +283,7 @@ class AuditLog:
         with self._lock:
             began_ms = self._noted[0][1] if self._noted else _wall_ms()
             chain = secrets.token_hex(AUDIT_CHAIN_CHARACTERS // 2)
-            recorder = AuditRecorder(chain, heads, now_ms=_now_ms(), wall_ms=began_ms)
+            recorder = AuditRecorder(chain, heads, now_ms=_now_ms(), wall_ms=began_ms, writer=self._writer)
             for noted, wall_ms in self._noted:
                 self._record(recorder, noted, wall_ms)
             recorder.count(refusals=self._refusals_hidden, dropped=self._dropped)
