@@ -11,6 +11,7 @@
     <state-dir>/<job>/history/<epoch>-<n>.jsonl                   what happened to the job
     <state-dir>/<job>/drills/<time>-<drill>.json                  what a drill of one of its snapshots found
     <state-dir>/<job>/labels/<id>                                 a checkpoint that may have labels
+    <state-dir>/<job>/forgotten/<epoch>.json                      where a forgetting of the ended job has put its result
     <state-dir>/<job>/chk-<id>/_claim  _metadata                  the register of one checkpoint id
     <state-dir>/<job>/chk-<id>/_label-<n>                         what its users call it, or that it is being deleted
     <state-dir>/<job>/chk-<id>/<uid>-<subtask>-<attempt>-<nonce>-<file>
@@ -179,6 +180,7 @@ HISTORY_FOLDER = "history"
 DRILLS_FOLDER = "drills"
 LABELS_FOLDER = "labels"
 """Names of files: the ids of the job that were ever given a label. They tell where to look, and are no proof."""
+FORGOTTEN_FOLDER = "forgotten"
 SOURCES_FOLDER = "sources"
 SINKS_FOLDER = "sinks"
 INPUT_MANIFEST = "manifest.json"
@@ -203,7 +205,9 @@ _LABEL_NAME = re.compile(r"_label-([1-9][0-9]{0,5})")
 _OWNER_NAME = re.compile(rf"{OWNER_NAME}(?:-([1-9][0-9]{{0,5}}))?")
 _DRILL_NAME = re.compile(r"[0-9]{15}-[0-9a-f]{32}\.json")
 _HISTORY_NAME = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\.jsonl")
-_JOB_RECORD = re.compile(r"leader/\d+|labels/[1-9]\d{0,17}|(submissions|attempts|results|config)/\d+\.json|job\.json|result\.json")
+_JOB_RECORD = re.compile(
+    r"leader/\d+|labels/[1-9]\d{0,17}|(submissions|attempts|results|config|forgotten)/\d+\.json|job\.json|result\.json"
+)
 STREAM_RECORD = "stream.json"
 """In the folder of a streaming input: what makes it one."""
 _BATCHES = "batches"
@@ -274,6 +278,14 @@ class JobPaths(msgspec.Struct, frozen=True):
     def labelled(self, checkpoint_id: int) -> str:
         """Says that an id may have labels."""
         return f"{self.job_id}/{LABELS_FOLDER}/{checkpoint_id}"
+
+    @property
+    def forgettings(self) -> str:
+        return f"{self.job_id}/{FORGOTTEN_FOLDER}"
+
+    def forgetting(self, epoch: int) -> str:
+        """What the forgetting that fenced the ended job with this epoch was about to write, and where."""
+        return f"{self.job_id}/{FORGOTTEN_FOLDER}/{epoch}.json"
 
     @property
     def shared(self) -> str:

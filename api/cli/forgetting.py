@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -14,12 +15,15 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 KEY_BYTES_MAX = 65_536
 
+GivenKey: TypeAlias = tuple[str | None, Path | None, bool]
+"""The key itself, its file, or that it is the empty text."""
+
 
 def run_forget_at(
     client: RestClient,
     job_id: str,
     state: tuple[str, str],
-    key: tuple[str | None, Path | None],
+    key: GivenKey,
     to: str,
     certificate: Path | None,
     *,
@@ -28,7 +32,7 @@ def run_forget_at(
 ) -> bool:
     """As `run_forget`, by the job's coordinator: of a running job, too."""
     _check_place(certificate)
-    document = client.forget(job_id, [state], read_key(*key), to=to, keep_history=keep_history)
+    document = client.forget(job_id, [state], read_key(*key), to=to, keep_history=keep_history, empty_key=key[-1])
     return _shown(msgspec.convert(document, Certificate), certificate, as_json=as_json)
 
 
@@ -36,7 +40,7 @@ def run_forget(
     directory: str,
     job_id: str,
     state: tuple[str, str],
-    key: tuple[str | None, Path | None],
+    key: GivenKey,
     to: str,
     others: tuple[Sequence[str], Sequence[str]],
     certificate: Path | None,
@@ -44,8 +48,7 @@ def run_forget(
     keep_history: bool,
     as_json: bool,
 ) -> bool:
-    """Forget, and show the certificate; returns whether it is complete. `key`: itself, or its file. `others`: further savepoints,
-    and local directories."""
+    """Forget, and show the certificate; returns whether it is complete. `others`: further savepoints, and local directories."""
     _check_place(certificate)
     found = forget(
         directory, job_id, [state], read_key(*key), to=to, snapshots=others[0], local=others[1], keep_history=keep_history
@@ -69,13 +72,18 @@ def _shown(found: Certificate, certificate: Path | None, *, as_json: bool) -> bo
     return found.is_complete
 
 
-def read_key(key: str | None, file: Path | None) -> str:
-    """The key: given, or the first line of a file. Raises InvalidConfigError, without the key."""
-    if (key is None) == (file is None):
-        raise InvalidConfigError("say which key: give either --key or --key-file", setting="key")
-    if key is not None:
-        return key
-    assert file is not None
+def read_key(key: str | None, file: Path | None, empty: bool) -> str:
+    """The key: given, the text of a file, or the empty text, which must be asked for: a variable that is not set gives it, too.
+    Raises InvalidConfigError, without the key."""
+    if [key is not None, file is not None, empty].count(True) != 1:
+        raise InvalidConfigError("say which key: give either --key or --key-file, or --empty-key", setting="key")
+    found = _read(file) if file is not None else key or ""
+    if not found and not empty:
+        raise InvalidConfigError("the key is empty: give --empty-key for the key that is the empty text", setting="key")
+    return found
+
+
+def _read(file: Path) -> str:
     try:
         content = file.read_bytes()[:KEY_BYTES_MAX].decode()
     except (OSError, UnicodeDecodeError) as error:

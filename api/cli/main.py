@@ -707,6 +707,7 @@ def forget(
         str | None, typer.Option("--key", metavar="K", help="The key. Other users of this machine can see it; see --key-file.")
     ] = None,
     key_file: Annotated[Path | None, typer.Option("--key-file", metavar="FILE", help="File that holds the key.")] = None,
+    empty_key: Annotated[bool, typer.Option("--empty-key", help="The key is the empty text.")] = False,
     snapshot: Annotated[
         list[str], typer.Option("--snapshot", metavar="PATH", help="A further savepoint of the job; again for more.")
     ] = [],  # noqa: B006
@@ -732,7 +733,7 @@ def forget(
             raise InvalidConfigError("--snapshot and --local are for a stopped job, by --state-dir", setting="url")
         client = connection.client()
         how = {"keep_history": keep_history, "as_json": as_json}
-        if not run_forget_at(client, resolve_job(client, job), state, (key, key_file), to, certificate, **how):
+        if not run_forget_at(client, resolve_job(client, job), state, (key, key_file, empty_key), to, certificate, **how):
             raise typer.Exit(console.EXIT_FAILED)
         return
     directory = named_state_directory(os.environ, url=None, state_dir=connection.state_dir)
@@ -744,7 +745,7 @@ def forget(
     job_id = job if is_job_id(job) else derive_job_id(job)
     others = (snapshot, local)
     keeping = {"keep_history": keep_history, "as_json": as_json}
-    if not run_forget(directory, job_id, state, (key, key_file), to, others, certificate, **keeping):
+    if not run_forget(directory, job_id, state, (key, key_file, empty_key), to, others, certificate, **keeping):
         raise typer.Exit(console.EXIT_FAILED)
 
 

@@ -2,9 +2,9 @@
 it are deleted, and so are the job's records that quote texts of users: its history and the outcomes of its drills. The result is a
 certificate.
 
-Nothing is deleted before that savepoint is complete and was read back. No step is recorded: what is left to do is derived from
-what storage holds, so that the same call goes on after a crash at any step. The key is never written, logged or put into an error;
-the certificate and the audit log have a keyed hash of it."""
+Nothing is deleted before that savepoint is complete and was read back. No step is recorded but where the result goes: what is left
+to do is derived from what storage holds, so that the same call goes on after a crash at any step. The key is never written, logged
+or put into an error; the certificate and the audit log have a keyed hash of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,11 +29,12 @@ from holdfast.coordinator.dispatcher.submit import Starter, check_ended, erase_c
 from holdfast.coordinator.drills.store import erase_drills
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedCheckpoint, RecordedJob
-from holdfast.coordinator.ha.records import LabelRecord, SavepointRecord, decode_record
+from holdfast.coordinator.ha.records import ForgettingRecord, LabelRecord, SavepointRecord, decode_record
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import erase_history
 from holdfast.coordinator.ownership.erasures import find_older
+from holdfast.coordinator.ownership.forgotten import read_forgettings, record_forgetting, remove_forgetting
 from holdfast.coordinator.ownership.labels import Mark, remove_passing
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -47,7 +49,14 @@ from holdfast.statebackends.layout import JobPaths, parse_label_name
 from holdfast.statebackends.local_recovery.copies import delete_copies
 from holdfast.statebackends.serialization.key_texts import KeyOf
 from holdfast.statebackends.snapshot.parts import named_files
-from holdfast.statebackends.state_processor.contents import Location, Place, StoredSnapshot, StoredState, absolute_location
+from holdfast.statebackends.state_processor.contents import (
+    Location,
+    Place,
+    StoredSnapshot,
+    StoredState,
+    absolute_location,
+    place_of_snapshot,
+)
 from holdfast.statebackends.state_processor.erase import (
     Count,
     Counts,
@@ -111,7 +120,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the checkpoint at whose barrier the key left the running job: what comes behind it is not covered. 0: the job had
     ended."""
     result: str
-    """Location of the snapshot to restore from; empty: the job has none. Of a running job: the checkpoint that was read back, which
+    """Location of the snapshot to restore from. Of a running job: the checkpoint that was read back, which
     retention deletes as newer ones complete; a restore is from the newest."""
     erased_rows: dict[str, int]
     """`uid/state` -> rows of the key that the newest snapshot had; empty if an earlier call wrote the result."""
@@ -145,9 +154,10 @@ def forget(
     stays, and the certificate is not complete if there is one.
 
     A coordinator may run beside it: no job that has a recorded end has a leader, and the job is fenced before anything is deleted.
-    Of two calls for one job the later one goes on. Raises ForgetError where the job has no snapshot, one is another job's, or
-    another call began meanwhile. JobExistsError for a job without a recorded end;
-    NotFoundError, InvalidConfigError, InFlightStateError, CorruptStateError, StorageUnavailableError."""
+    Of two calls for one job the later one goes on. Raises, with nothing written or deleted, ForgetError where the job has no
+    snapshot, or one is another job's; JobExistsError for a job without a recorded end; NotFoundError for a state, or one of
+    `snapshots`, that is not there; InvalidConfigError. Later: ForgetError where another call began meanwhile, InFlightStateError,
+    CorruptStateError, StorageUnavailableError."""
     if not 1 <= len(states) <= STATES_MAX:
         raise InvalidConfigError(f"1..{STATES_MAX} states can be named, not {len(states)}", setting="state")
     root = absolute_location(state_dir)
@@ -158,7 +168,7 @@ def forget(
 
 def audited(root: str, work: ForgetCall) -> Certificate:
     """Do it, with a line of the audit log when it begins, which is stored before anything is deleted, and when it ends."""
-    audit = AuditLog(root, prunes=False)
+    audit = AuditLog(root, prunes=False, writer="a forgetting of a key began")
 
     def begin() -> None:
         audit.note(work.noted("begun", 202))
@@ -171,6 +181,16 @@ def audited(root: str, work: ForgetCall) -> Certificate:
     finally:
         audit.close(AUDIT_SECONDS_MAX)
     return certificate
+
+
+class _Candidate(NamedTuple):
+    """A snapshot that may be the job's newest; in the order of their age."""
+
+    checkpoint_id: int
+    epoch: int
+    """Of the forgetting that made it: with the same id, it lacks what that of a lower one lacks. 0: its record is missing, as of
+    earlier versions; -1: none has made it."""
+    location: str
 
 
 class ForgetCall:
@@ -193,7 +213,8 @@ class ForgetCall:
         self._states = states
         self._key = key
         self._directory = directory
-        self._given = tuple(absolute_location(location) for location in given)
+        self._asked = self._given = tuple(absolute_location(location) for location in given)
+        """Further savepoints: as they were named, and once they are judged, where they are."""
         self._local = local
         self._keep_history = keep_history
         self._paths = JobPaths(job_id)
@@ -201,6 +222,8 @@ class ForgetCall:
         self._salt = secrets.token_hex(16)
         self._began_ms = _now_ms()
         self._deleted: list[str] = []
+        self._unfinished: list[str] = []
+        """Folders of results that another call had begun, and this one has deleted."""
         self._erased_records: dict[str, int] = {}
         self._kept: dict[str, str] = {}
         self._read: dict[str, Counts] = {}
@@ -232,6 +255,7 @@ class ForgetCall:
 
     def _run(self, began: Callable[[], None]) -> Certificate:
         """Whatever is wrong with the request is found before the job is fenced: it must not end a call that has begun."""
+        self._judge_places()
         self._look()
         began()
         starter = Starter(secrets.token_hex(16), "", "", _now_ms(), self._root)
@@ -239,9 +263,12 @@ class ForgetCall:
         job, source, result = self._look()
         erased: dict[str, int] = {}
         self._delete_unfinished()
-        if result is None and source is not None:
-            result, erased = self._written(source)
+        name = f"{PREFIX}{self._job_id}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}" if result is None else ""
+        self._record(starter, f"{self._directory}/{name}" if name else "")
+        if result is None:
+            result, erased = self._written(source, f"{self._directory}/{name}")
         self._delete(job, result, starter)
+        self._remove_records(result)
         self._erase_records()
         for directory in self._local:
             for folder in delete_copies(directory, self._job_id):
@@ -263,49 +290,96 @@ class ForgetCall:
         if self._epoch is not None:
             run_flow(check_leadership(self._paths, self._epoch), self._storage)
 
+    # ------------------------------------------------------------------------------------------------------------ judge
+
+    def _judge_places(self) -> None:
+        """Raise a typed error that names a place of the request which is not what it is given for."""
+        for place in self._local:
+            if not os.path.isdir(place):
+                message = f"{place!r} is no folder of this host: give local directories of its workers"
+                raise InvalidConfigError(message, setting="local", path=place)
+        if "://" not in self._directory and os.path.exists(self._directory) and not os.path.isdir(self._directory):
+            message = f"{self._directory} is no folder: the savepoint without the key can't be written there"
+            raise InvalidConfigError(message, setting="to", path=self._directory)
+        target_of(f"{self._directory}/{PREFIX}")
+        self._given = tuple(map(self._judged, self._asked))
+
+    def _judged(self, place: str) -> str:
+        """Location of a savepoint that was given. Raises for one that is none, unless a call to which it was given has begun: that
+        may have deleted it."""
+        if any(place in record.snapshots for record in self._records()):
+            return place
+        found = open_snapshot(place)
+        self._check_own(found, place)
+        return found.location
+
     # ------------------------------------------------------------------------------------------------------------- look
 
-    def _look(self) -> tuple[RecordedJob, StoredSnapshot | None, StoredSnapshot | None]:
-        """The job, its newest snapshot, and the result of an earlier call if there is one. Changes nothing."""
+    def _look(self) -> tuple[RecordedJob, StoredSnapshot, StoredSnapshot | None]:
+        """The job, its newest snapshot, and that one again if it needs no other in its place. Changes nothing."""
         job = run_flow(read_job(self._paths), self._storage)
         check_ended(job)
         source = self._newest(job)
-        result = self._existing(source)
-        if result is None and source is None and not self._found(job):
+        if source is None:
             message = f"job {self._job_id} has no snapshot, and {self._directory} none that a forgetting made"
-            raise ForgetError(message, job=self._job_id)
-        return job, source, result
+            missing = self._missing()
+            lost = f"; {', '.join(missing)}, which one made, is not there: if it was moved, give its place with --snapshot"
+            raise ForgetError(f"{message}{lost if missing else ''}", job=self._job_id)
+        judge_states(source, self._states, self._key)
+        is_result = source.metadata.kind != "checkpoint" and self._is_clean(source)
+        return job, source, source if is_result else None
 
     def _found(self, job: RecordedJob) -> list[str]:
-        """Locations of the job's savepoints that are recorded or given, each once."""
+        """Locations of the job's savepoints that are recorded or given, each once; results of earlier calls are among them."""
         recorded = [each.decision.folder for each in job.checkpoints.values() if isinstance(each.decision, SavepointRecord)]
         bases = [record.base for record in job.submissions.values() if record.base is not None]
         recorded += [base.folder for base in bases if base.claim and is_absolute_folder(base.folder)]
+        recorded += [record.folder for record in self._records() if record.folder]
         places = [self._absolute(folder) for folder in recorded]
         return list(dict.fromkeys(place.rstrip("/") for place in (*places, *self._given)))
+
+    def _records(self) -> tuple[ForgettingRecord, ...]:
+        """Of calls for this job, newest first."""
+        return run_flow(read_forgettings(self._paths), self._storage)
+
+    def _missing(self) -> list[str]:
+        """Results on record that are not where they were, though this call has not deleted them."""
+        gone = {*self._deleted, *self._unfinished}
+        places = [record.folder for record in self._records() if record.folder and record.folder not in gone]
+        return [place for place in places if not self._has_files(place)]
 
     def _absolute(self, folder: str) -> str:
         return folder if is_absolute_folder(folder) else f"{self._root}/{folder}"
 
     def _newest(self, job: RecordedJob) -> StoredSnapshot | None:
-        """The snapshot that the job would go on from: its newest recovery point, else the newest savepoint that is there, the
-        results of earlier calls included. Raises CorruptStateError where that would be a result which has lost files: an older
-        snapshot must not take its place unseen."""
-        found = self._newest_whole(job)
-        for result in self._results():
-            if not _has_all_files(result) and (found is None or result.metadata.checkpoint_id > found.metadata.checkpoint_id):
-                raise CorruptStateError(f"{result.location} is the job's newest snapshot, and lacks files", path=result.location)
-        return found
+        """The newest snapshot that is there, savepoints and results of earlier calls included. Raises CorruptStateError where that
+        would be a result which has lost files: an older snapshot must not take its place unseen."""
+        broken: StoredSnapshot | None = None
+        whole: StoredSnapshot | None = None
+        for candidate in sorted(self._candidates(job), reverse=True):
+            found = self._opened(candidate.location)
+            if found is not None and candidate.epoch >= 0 and not _has_all_files(found):
+                broken = broken or found
+            elif found is not None:
+                whole = found
+                break
+        if broken is not None and (whole is None or broken.metadata.checkpoint_id > whole.metadata.checkpoint_id):
+            raise CorruptStateError(f"{broken.location} is the job's newest snapshot, and lacks files", path=broken.location)
+        return whole
 
-    def _newest_whole(self, job: RecordedJob) -> StoredSnapshot | None:
-        completed = job.with_fact(CheckpointFact.COMPLETED)
-        points = [each for each in completed if each.is_recovery_point and each.checkpoint_id not in job.given]
-        for entry in sorted(points, key=lambda each: each.checkpoint_id, reverse=True):
-            if (found := self._opened(self._location(entry))) is not None:
-                return found
-        others = [found for place in self._found(job) if (found := self._opened(place)) is not None]
-        others = [*filter(_has_all_files, self._results()), *others]  # of two with the same id the first one
-        return max(others, key=lambda each: each.metadata.checkpoint_id, default=None)
+    def _candidates(self, job: RecordedJob) -> list[_Candidate]:
+        """Not those that another job has claimed. Results and what was given are opened, since no record has their ids."""
+        completed = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.checkpoint_id not in job.given]
+        points = [each for each in completed if each.is_recovery_point or isinstance(each.decision, SavepointRecord)]
+        ids = {self._location(each).rstrip("/"): each.checkpoint_id for each in points}
+        bases = [record.base for record in job.submissions.values() if record.base is not None and record.base.claim]
+        ids |= {base.folder.rstrip("/"): base.checkpoint_id for base in bases if is_absolute_folder(base.folder)}
+        given = [found for place in self._given if (found := self._opened(place)) is not None]
+        ids |= {found.location: found.metadata.checkpoint_id for found in given}
+        epochs = {record.folder: record.epoch for record in self._records()}
+        results = {found.location: found.metadata.checkpoint_id for found in self._results()}
+        others = [_Candidate(number, -1, place) for place, number in ids.items() if place not in results]
+        return others + [_Candidate(number, epochs.get(place, 0), place) for place, number in results.items()]
 
     def _location(self, entry: RecordedCheckpoint) -> str:
         return self._absolute(entry.folder)
@@ -316,9 +390,12 @@ class ForgetCall:
             found = open_snapshot(location)
         except NotFoundError:
             return None
+        self._check_own(found, location)
+        return found
+
+    def _check_own(self, found: StoredSnapshot, location: str) -> None:
         if found.metadata.job_id != self._job_id:
             raise ForgetError(f"{location} is a snapshot of job {found.metadata.job_id}", path=location, job=self._job_id)
-        return found
 
     def _is_clean(self, snapshot: StoredSnapshot) -> bool:
         """Whether no file of a snapshot holds the key in these states, and no label that it has or had quotes it."""
@@ -360,39 +437,25 @@ class ForgetCall:
         for which in self._states:
             try:
                 found += chosen_states(snapshot, [which]).values()
-            except NotFoundError:
+            except (NotFoundError, InvalidConfigError):  # it has none of that name, or none that is keyed
                 continue
         return found
 
     # ------------------------------------------------------------------------------------------------------------ write
 
-    def _existing(self, source: StoredSnapshot | None) -> StoredSnapshot | None:
-        """The result of an earlier call, or the newest snapshot itself, if it is clean."""
-        if source is not None:
-            for which in self._states:
-                for state in chosen_states(source, [which]).values():
-                    KeyOf.parse(self._key, state.key_type())
-            if source.metadata.kind != "checkpoint" and self._is_clean(source):
-                return source
-        floor = source.metadata.checkpoint_id if source is not None else 0
-        usable = [found for found in self._results() if found.metadata.checkpoint_id >= floor and self._is_usable(found)]
-        return max(usable, key=lambda each: each.metadata.checkpoint_id, default=None)
-
-    def _is_usable(self, result: StoredSnapshot) -> bool:
-        """A damaged one, which two calls of earlier versions may have left, is deleted with the others."""
-        try:
-            return self._is_clean(result)
-        except CorruptStateError:
-            return False
-
-    def _results(self) -> Iterator[StoredSnapshot]:
-        for name in self._result_names():
+    def _results(self) -> list[StoredSnapshot]:
+        """Results of earlier calls that are there: those on record, wherever they are, and those in the directory of this call."""
+        recorded = [record.folder for record in self._records() if record.folder]
+        listed = [f"{self._directory}/{name}" for name in self._result_names()]
+        found: list[StoredSnapshot] = []
+        for place in dict.fromkeys((*recorded, *listed)):
             try:
-                found = open_snapshot(f"{self._directory}/{name}")
+                result = open_snapshot(place)
             except NotFoundError:
                 continue
-            if found.metadata.job_id == self._job_id:
-                yield found
+            if result.metadata.job_id == self._job_id:
+                found.append(result)
+        return found
 
     def _result_names(self) -> list[str]:
         """Folders in which results are, or were to be; those with the short form of the job's id may be another job's."""
@@ -402,17 +465,30 @@ class ForgetCall:
 
     def _delete_unfinished(self) -> None:
         """Folders without a snapshot, which a call that died has left: nothing reads them, and one that lives is fenced."""
-        storage = open_storage(self._directory)
-        for name in self._result_names():
-            if name.startswith(f"{PREFIX}{self._job_id}-") and self._opened(f"{self._directory}/{name}") is None:
+        listed = [f"{self._directory}/{name}" for name in self._result_names() if name.startswith(f"{PREFIX}{self._job_id}-")]
+        recorded = [record.folder for record in self._records() if record.folder and self._has_files(record.folder)]
+        for folder in dict.fromkeys((*listed, *recorded)):
+            if self._opened(folder) is None:
                 self._check_alone()
-                storage.execute(DeleteFolder(name))
+                place = target_of(folder)
+                place.storage.execute(DeleteFolder(place.folder))
+                self._unfinished.append(folder)
 
-    def _written(self, source: StoredSnapshot) -> tuple[StoredSnapshot, dict[str, int]]:
+    def _record(self, starter: Starter, folder: str) -> None:
+        """Say where the result goes, and what was given, before either is touched. A call that came meanwhile has either read this
+        or fenced this one, which then writes nothing."""
+        assert self._epoch is not None
+        if not folder and not self._given:
+            return
+        given = tuple(dict.fromkeys((*self._asked, *self._given)))
+        record = ForgettingRecord(self._epoch, starter.nonce, folder, given, starter.now_ms)
+        run_flow(record_forgetting(self._paths, record), self._storage)
+        self._check_alone()
+
+    def _written(self, source: StoredSnapshot, location: str) -> tuple[StoredSnapshot, dict[str, int]]:
         """A savepoint without the key, and the rows that it lacks. What is no copy of a table that was read is read back. Raises
         ForgetError if rows are amiss."""
-        name = f"{PREFIX}{self._job_id}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}"
-        place: Place = target_of(f"{self._directory}/{name}")
+        place: Place = target_of(location)
         written, before, known = erase_key(source, self._states, self._key, place.storage, place.folder)
         after = self._counted(written, known)
         wanted = {which: (0, total - rows) for which, (rows, total) in before.items()}
@@ -423,7 +499,7 @@ class ForgetCall:
 
     # ----------------------------------------------------------------------------------------------------------- delete
 
-    def _delete(self, job: RecordedJob, result: StoredSnapshot | None, starter: Starter) -> None:
+    def _delete(self, job: RecordedJob, result: StoredSnapshot, starter: Starter) -> None:
         """Delete the job's checkpoints, and its savepoints that may hold the key, but the result. What stays is told by what is
         there, not by what was done."""
         assert self._epoch is not None
@@ -433,12 +509,10 @@ class ForgetCall:
         left = run_flow(find_older(self._paths, _ABOVE_ALL), self._storage)
         self._kept |= {f"{self._root}/{path}": why or "it is there still: ask again" for path, why in left.items()}
         self._deleted += [self._location(each) for each in completed if self._location(each) not in self._kept]
-        for place in self._found(job):
-            if result is None or place != result.location:
+        places = [*self._found(job), *(older.location for older in self._results())]
+        for place in dict.fromkeys(places):
+            if place != result.location:
                 self._delete_savepoint(place)
-        for older in self._results():
-            if result is None or older.location != result.location:
-                self._delete_savepoint(older.location)
 
     def _delete_savepoint(self, place: str) -> None:
         """Delete a savepoint unless it is clean; what a deletion that was cut off has left, too."""
@@ -461,9 +535,17 @@ class ForgetCall:
             self._deleted.append(place)
 
     def _has_files(self, place: str) -> bool:
-        parent, _, name = place.rpartition("/")
-        files: list[str] = open_storage(parent).execute(ListFiles(name))
+        found = place_of_snapshot(place)
+        files: list[str] = found.storage.execute(ListFiles(found.folder))
         return bool(files)
+
+    def _remove_records(self, result: StoredSnapshot) -> None:
+        """Remove the records of results that this call has deleted, and those of calls without one: what they were given this call
+        was given again, or it is nothing that it goes on with."""
+        gone = {"", *self._deleted, *self._unfinished} - {result.location}
+        for record in self._records():
+            if record.epoch != self._epoch and record.folder in gone:
+                run_flow(remove_forgetting(self._paths, record.epoch), self._storage)
 
     def _erase_records(self) -> None:
         """Delete records that quote what users' functions said: texts of failures, problems of drills, names of labels."""
@@ -486,25 +568,25 @@ class ForgetCall:
                 path = f"{self._root}/{self._paths.result(number)}"
                 self._kept[path] = 'its text of the failure quotes the key: empty its "cause" while no coordinator runs'
 
-    def _certificate(self, result: StoredSnapshot | None, erased: dict[str, int]) -> Certificate:
+    def _certificate(self, result: StoredSnapshot, erased: dict[str, int]) -> Certificate:
         """Look again: every snapshot that is left is read whole, unless this call has read it before it deleted anything."""
         job = run_flow(read_job(self._paths), self._storage)
         self._look_at_records(job)
         verified: dict[str, int] = {}
         remaining: list[str] = []
-        left = [*self._found(job), *([result.location] if result is not None else [])]
+        left = [*self._found(job), *(each.location for each in self._results()), result.location]
         for place in dict.fromkeys(left):
             if place in self._kept:
                 continue
             if (found := self._opened(place)) is None:
-                if result is not None and place == result.location:
+                if place == result.location:
                     self._kept[place] = "it went while it was looked at: nothing is left to start from"
                 continue
             chosen = {(state.operator.uid, state.meta.name) for state in self._wanted(found)}
             counts = self._counted(found)
             if any(counts.get(which, (0, 0))[0] for which in chosen):
                 self._kept[place] = "it holds the key"
-            elif (result is None or place != result.location) and not self._is_clean(found):
+            elif place != result.location and not self._is_clean(found):
                 self._kept[place] = "it came meanwhile, and may hold the key in a form that is not read: ask again"
             verified[place] = sum(total for which, (_, total) in counts.items() if which in chosen)
             others = [which for which, (rows, _) in counts.items() if rows and which not in chosen]
@@ -516,8 +598,8 @@ class ForgetCall:
             salt=self._salt,
             began_ms=self._began_ms,
             completed_ms=_now_ms(),
-            is_complete=not self._kept,
-            result=result.location if result is not None else "",
+            is_complete=not self._kept and bool(verified),
+            result=result.location,
             erased_rows=erased,
             deleted=tuple(self._deleted),
             erased_records=self._erased_records,
@@ -525,8 +607,21 @@ class ForgetCall:
             remaining=tuple(sorted(remaining)),
             kept=self._kept,
             erased_at=self._erased_at,
-            not_covered={**self._not_covered, **_foreign_bases(job)},
+            not_covered={**self._not_covered, **_foreign_bases(job, self._found(job)), **self._elsewhere()},
         )
+
+
+    def _elsewhere(self) -> dict[str, str]:
+        missing = ", ".join(self._missing())
+        what = f"results of earlier calls that are not where they were written; if one was moved, give its place: {missing}"
+        return {"results": what} if missing else {}
+
+
+def judge_states(snapshot: StoredSnapshot, states: Sequence[tuple[str, str]], key: str) -> None:
+    """Raise NotFoundError or InvalidConfigError for a state that the snapshot does not have, that is not keyed, or that can't have
+    the key."""
+    for state in chosen_states(snapshot, states).values():
+        KeyOf.parse(key, state.key_type())
 
 
 def _has_all_files(snapshot: StoredSnapshot) -> bool:
@@ -536,10 +631,10 @@ def _has_all_files(snapshot: StoredSnapshot) -> bool:
     return names.issuperset(own)
 
 
-def _foreign_bases(job: RecordedJob) -> dict[str, str]:
+def _foreign_bases(job: RecordedJob, own: Sequence[str]) -> dict[str, str]:
     """Snapshots of others that the job was started from: they are not its own."""
     bases = [record.base for record in job.submissions.values() if record.base is not None and not record.base.claim]
-    folders = sorted({base.folder for base in bases if is_absolute_folder(base.folder)})
+    folders = sorted({base.folder for base in bases if is_absolute_folder(base.folder)}.difference(own))
     return {"bases": f"snapshots that the job was started from and does not own: {', '.join(folders)}"} if folders else {}
 
 

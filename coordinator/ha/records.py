@@ -237,6 +237,21 @@ class SavepointRecord(msgspec.Struct, frozen=True, tag=DecisionTag.SAVEPOINT.val
     """Counts of the submission's operators at its cut."""
 
 
+class ForgettingRecord(msgspec.Struct, frozen=True):
+    """`forgotten/<epoch>.json`: where a forgetting of the ended job puts its result, written before that is begun. Nothing in it
+    tells of the key."""
+
+    epoch: int
+    """By which it has fenced the job: of two results the one with the higher epoch was made of the other, or beside it."""
+    nonce: str
+    folder: str
+    """Location of the savepoint; empty: it writes none."""
+    snapshots: tuple[str, ...] = ()
+    """Locations of further savepoints that it was given: the same call finds them on record once they are gone."""
+    created_ms: int = 0
+    version: int = RECORD_VERSION
+
+
 class ResultRecord(msgspec.Struct, frozen=True):
     """`results/<n>.json`: submission n is over. Written before any checkpoint is dropped."""
 

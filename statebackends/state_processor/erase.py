@@ -40,7 +40,10 @@ def chosen_states(snapshot: StoredSnapshot, wanted: Iterable[tuple[str, str]]) -
     found: dict[tuple[str, str], StoredState] = {}
     for uid, name in wanted:
         if name == EVERY_STATE:
-            found |= {(uid, each): state for each, state in states_of(snapshot.operator(uid)).items() if state.is_keyed}
+            keyed = {(uid, each): state for each, state in states_of(snapshot.operator(uid)).items() if state.is_keyed}
+            if not keyed:
+                raise InvalidConfigError(f"operator {uid!r} has no keyed state", operator=uid, state=name)
+            found |= keyed
             continue
         state = snapshot.state(uid, name)
         if not state.is_keyed:
