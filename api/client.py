@@ -32,10 +32,12 @@ from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.trust import client_context, transport_failure
+from holdfast.statebackends import errors
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import (
     CheckpointFailedError,
     ForgetError,
+    HoldfastError,
     NotFoundError,
     NotLeaderError,
     ProtocolError,
@@ -310,13 +312,17 @@ class RestClient:
         *,
         to: str = "",
         keep_history: bool = False,
+        empty_key: bool = False,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Forget a key of a job, running or stopped (`to`: where the savepoint goes), and return the certificate (docs/forget.md).
+        `empty_key`: it is the empty text, by intent.
 
-        Raises ForgetError where there is none, also while another key is being forgotten; TimeoutError: it goes on."""
+        Raises what `holdfast forget` of a stopped job does where there is none; ForgetError where its process died, or the
+        coordinator does not know it any more; TimeoutError: it goes on."""
         named = [{"operator": uid, "state": name} for uid, name in states]
         request = {"states": named, "key": key, "to": to, "keep_history": keep_history}
+        request |= {"empty_key": True} if empty_key else {}  # a coordinator of an older version does not know it
         body = self._call("POST", f"/v1/jobs/{job_id}/forget", json.dumps(request).encode())
         forget_id = _decode(lambda: str(json.loads(body)["forget_id"]), self.url)
         deadline, pause_s = None if timeout_s is None else time.monotonic() + timeout_s, _POLL_S_MIN
@@ -328,7 +334,7 @@ class RestClient:
             if found["certificate"] is not None:
                 return dict(found["certificate"])
             if found["state"] != "running":
-                raise ForgetError(f"{found['error_kind']}: {found['error']}", job=job_id)
+                raise _forget_error(found["error_kind"], found["error"], job_id)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job_id}: no certificate within {timeout_s} s; it goes on")
             time.sleep(pause_s)
@@ -524,6 +530,14 @@ def _visible_directory(accepted: SubmissionAccepted) -> Path | None:
 def _reason(error: BaseException) -> str:
     text = str(error)
     return text.rpartition(": ")[2] if isinstance(error, urllib3.exceptions.NewConnectionError) else text
+
+
+def _forget_error(kind: str, text: str, job_id: str) -> HoldfastError:
+    """As it was raised where the key was to be forgotten; of what is none of ours ForgetError says what it was."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, HoldfastError):
+        return found.of(text, {"job": job_id})
+    return ForgetError(f"{kind}: {text}", job=job_id)
 
 
 def _raise_cause(cause: dict[str, Any] | None, job_id: str) -> None:

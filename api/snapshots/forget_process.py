@@ -32,6 +32,8 @@ class ForgetRequest(msgspec.Struct, frozen=True):
     """Of processor time; the parent bounds the time that passes."""
     checkpoint_id: int = 0
     """Of a running job: the checkpoint at whose barrier the key left it; 0: the job has ended."""
+    judges: bool = False
+    """Of a running job: only whether it has such states, which can have the key. There is no certificate then."""
 
     def __repr__(self) -> str:
         return f"ForgetRequest({self.job_id})"  # an error's text may show it
@@ -61,10 +63,13 @@ def main() -> None:
 def _forget(request: ForgetRequest) -> ForgetAnswer:
     """Raises MemoryError."""
     from holdfast.api.snapshots.forgetting import forget  # within the bounds
-    from holdfast.api.snapshots.forgetting_running import forget_running
+    from holdfast.api.snapshots.forgetting_running import forget_running, judge_running
 
     what = (request.state_dir, request.job_id, request.states, request.key)
     try:
+        if request.judges:
+            judge_running(*what)
+            return ForgetAnswer()
         if request.checkpoint_id:
             found = forget_running(*what, request.checkpoint_id, keep_history=request.keep_history)
         else:

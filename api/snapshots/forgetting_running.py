@@ -6,18 +6,20 @@ It deletes no checkpoint: that is the leader's. What is left of older ones makes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited
+from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited, judge_states
+from holdfast.api.snapshots.snapshot import open_snapshot
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
+from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.erasures import PASSING, find_older
-from holdfast.statebackends.errors import ForgetError
-from holdfast.statebackends.serialization.key_texts import KeyOf
+from holdfast.statebackends.errors import CorruptStateError, ForgetError, NotFoundError
+from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
-from holdfast.statebackends.state_processor.erase import chosen_states
 from holdfast.statebackends.storage import is_absolute_folder
+from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import run_flow
 
 DROPS_SECONDS_MAX = 60.0
@@ -57,6 +59,24 @@ def forget_running(
     root = absolute_location(state_dir)
     wanted = tuple(dict.fromkeys(states))
     return audited(root, _RunningForget(root, job_id, wanted, key, checkpoint_id, drops_seconds_max, keep_history=keep_history))
+
+
+def judge_running(state_dir: Location, job_id: str, states: Sequence[tuple[str, str]], key: str) -> None:
+    """Raise what `forget_running` would of the states and the key, by the newest checkpoint of the job's newest submission: before
+    there is an erasure, behind which all older checkpoints go. Where there is none yet, nothing is known, and nothing goes.
+
+    Raises NotFoundError, InvalidConfigError, StorageUnavailableError."""
+    root = absolute_location(state_dir)
+    job = run_flow(read_job(JobPaths(job_id)), RoutedStorage(open_storage(root)))
+    first = job.newest_submission.first_checkpoint_id if job.newest_submission is not None else 0
+    points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point and each.checkpoint_id >= first]
+    for point in sorted(points, key=lambda each: each.checkpoint_id, reverse=True):
+        try:
+            found = open_snapshot(point.folder if is_absolute_folder(point.folder) else f"{root}/{point.folder}")
+        except (NotFoundError, CorruptStateError):  # retention has deleted it meanwhile, or it will be known by the erasure's own
+            continue
+        judge_states(found, states, key)
+        return
 
 
 class _RunningForget(ForgetCall):
@@ -116,9 +136,7 @@ class _RunningForget(ForgetCall):
         if found is None:
             message = f"checkpoint {self._erased_at} of job {self._job_id} is gone: ask again"
             raise ForgetError(message, job=self._job_id)
-        for which in self._states:
-            for state in chosen_states(found, [which]).values():
-                KeyOf.parse(self._key, state.key_type())
+        judge_states(found, self._states, self._key)
         if not self._is_clean(found):
             raise ForgetError(f"{found.location} holds the key, or its state is in a form that may: ask again", path=found.location)
         return found
@@ -136,8 +154,9 @@ class _RunningForget(ForgetCall):
             if isinstance(each.decision, SavepointRecord) and each.checkpoint_id > self._erased_at
         )
 
-    def _results(self) -> Iterator[StoredSnapshot]:
-        return iter(())
+    def _results(self) -> list[StoredSnapshot]:
+        """Those on record are found as savepoints are."""
+        return []
 
     def _look_at_records(self, job: RecordedJob) -> None:
         """The leader goes on to write both: what it writes behind this is of later events, but for what `late_history` names."""

@@ -99,7 +99,10 @@ class Forgettings:
         self._end(begun, answer)
 
     def _erased(self, wanted: ForgetRequest, erasure: LiveErasure) -> ForgetAnswer:
-        """The key leaves the running job, then what it left behind is looked at."""
+        """The key leaves the running job, then what it left behind is looked at. A mistake is found before that."""
+        judged = self._answer(msgspec.structs.replace(wanted, judges=True))
+        if judged.error_kind:
+            return judged
         try:
             checkpoint_id = erasure.run()
         except HoldfastError as error:

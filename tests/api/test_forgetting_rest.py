@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from holdfast.api.access.audit_log import read_audit
+from holdfast.api.client import RestClient, _forget_error
 from holdfast.api.snapshots.forget_process import ForgetRequest
 from holdfast.api.snapshots.forgettings import Forgetting, Forgettings
-from holdfast.statebackends.errors import StorageUnavailableError
+from holdfast.api.snapshots.live_erasure import LiveErasure
+from holdfast.statebackends.errors import ForgetError, InvalidConfigError, NotFoundError, StorageUnavailableError
 from holdfast.statebackends.layout import JobPaths
 from tests.api.fakes import FakeCoordinator, Served, serving
 from tests.api.test_forgetting import JOB, KEY, UID, files_with, make_job, values_of
@@ -71,6 +73,35 @@ def test_a_key_is_forgotten_and_stands_in_no_answer_and_no_line(
     wait_until(is_audited, timeout_s=30)  # the log is written behind
 
 
+def test_the_empty_text_is_a_key_that_is_asked_for(served: Served, tmp_path: Path) -> None:
+    served.json("POST", PATH, body(tmp_path, key="", empty_key=True), status=202)
+    found = ended(served)
+    assert (found["state"], found["certificate"]["erased_rows"]) == ("complete", {})
+
+
+@pytest.mark.parametrize(
+    ("states", "error", "message"),
+    [
+        ([("nope", "*")], NotFoundError, "^the snapshot has no operator 'nope'; it has: totals$"),
+        ([(UID, "rules")], InvalidConfigError, "is not keyed$"),
+    ],
+)
+def test_the_client_raises_what_the_command_does(
+    served: Served, tmp_path: Path, states: list[tuple[str, str]], error: type[Exception], message: str
+) -> None:
+    client = RestClient(served.url, served.token)
+    with pytest.raises(error, match=message) as caught:
+        client.forget(JOB, states, KEY, to=str(tmp_path / "savepoints"))
+    assert type(caught.value) is error
+    assert len(files_with(tmp_path, KEY)) > 3, "nothing was erased"
+
+
+def test_what_is_no_error_of_ours_is_told_by_its_kind() -> None:
+    for kind in ("ProcessDied", "TimeoutError", "annotations", "HoldfastErro"):
+        error = _forget_error(kind, "it died", JOB)
+        assert (type(error), error.message) == (ForgetError, f"{kind}: it died")
+
+
 def test_what_a_process_says_no_to_is_told_by_name(served: Served, tmp_path: Path) -> None:
     (tmp_path / "state" / JobPaths(JOB).result(1)).unlink()
     served.json("POST", PATH, body(tmp_path), status=202)
@@ -85,7 +116,8 @@ def test_what_a_process_says_no_to_is_told_by_name(served: Served, tmp_path: Pat
         ({"to": "/etc"}, "lies in none of the directories"),
         ({"to": ""}, "a stopped job needs a directory"),
         ({"to": "state"}, "is within the state directory"),
-        ({"key": ""}, "key:"),
+        ({"key": ""}, "key: it is empty; say `empty_key`"),
+        ({"empty_key": True}, "key: there is one"),
         ({"key": [KEY]}, "key:"),
         ({"states": []}, "states:"),
         ({KEY: 1, "key": 1}, "key:"),
@@ -96,6 +128,33 @@ def test_bad_requests_begin_nothing(served: Served, tmp_path: Path, changes: dic
     assert message in answer["errors"][0]
     assert served.json("GET", PATH) == {"forgettings": []}
     assert len(files_with(tmp_path, KEY)) > 3, "nothing was erased"
+
+
+class NeverErasing(LiveErasure):
+    """Of a job that must not be asked for a checkpoint."""
+
+    def __init__(self) -> None: ...
+
+    def run(self) -> int:
+        raise AssertionError("the job was asked for a checkpoint, behind which all older ones go")
+
+
+@pytest.mark.parametrize(
+    ("states", "kind", "message"),
+    [
+        ((("nope", "*"),), "NotFoundError", "the snapshot has no operator 'nope'; it has: totals"),
+        (((UID, "rules"),), "InvalidConfigError", "is not keyed"),
+    ],
+)
+def test_a_running_job_is_asked_for_no_checkpoint_by_mistake(
+    tmp_path: Path, states: tuple[tuple[str, str], ...], kind: str, message: str
+) -> None:
+    (make_job(tmp_path) / JobPaths(JOB).result(1)).unlink()
+    known = Forgettings()
+    known.begin(ForgetRequest(str(tmp_path / "state"), JOB, states, KEY, "", False, 60), "f" * 32, 1, NeverErasing())
+    wait_until(lambda: known.of(JOB)[0].state != "running", timeout_s=60)
+    found = known.of(JOB)[0]
+    assert (found.state, found.error_kind, message in found.error) == ("error", kind, True), found
 
 
 # ------------------------------------------------------------------------------------------------ the process's shell

@@ -16,12 +16,13 @@ from holdfast.api.cli.forgetting import run_forget_at
 from holdfast.api.client import RestClient
 from holdfast.api.snapshots import forgetting_running
 from holdfast.api.snapshots.forgetting import Certificate
-from holdfast.api.snapshots.forgetting_running import forget_running
+from holdfast.api.snapshots.forgetting_running import forget_running, judge_running
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import ClaimRecord, RestorePoint, SubmissionRecord, encode_record
 from holdfast.coordinator.ownership.erasures import SHARED_BY_DRILLED
 from holdfast.coordinator.ownership.labels import DRILLED, Mark, add_label, remove_label
+from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import DeleteFolder, PutIfAbsent, run_flow
@@ -60,6 +61,16 @@ def test_what_an_erasure_leaves_is_certified(root: Path) -> None:
     assert certificate.erased_at == ERASED_AT
 
 
+@pytest.mark.parametrize("base", [None, RestorePoint(ERASED_AT, PATHS.checkpoint(ERASED_AT), 1)])
+def test_before_the_newest_submission_has_a_checkpoint_its_states_are_not_known(root: Path, base: RestorePoint | None) -> None:
+    """It may have another graph: what an older submission's checkpoint has says nothing of it."""
+    with pytest.raises(NotFoundError, match="has no operator 'nope'"):
+        judge_running(root / "state", JOB, [("nope", "*")], KEY)
+    judge_running(root / "state", JOB, EVERY, KEY)
+    submit(root, base)
+    judge_running(root / "state", JOB, [("nope", "*")], KEY)
+
+
 class Answering:
     """A client whose coordinator has made a certificate."""
 
@@ -75,7 +86,7 @@ def test_the_command_names_no_checkpoint_to_restore_from_that_retention_is_about
 ) -> None:
     certificate = forget_running(root / "state", JOB, EVERY, KEY, ERASED_AT)
     client = cast(RestClient, Answering(certificate))
-    assert run_forget_at(client, JOB, EVERY[0], (KEY, None), "", None, keep_history=False, as_json=False)
+    assert run_forget_at(client, JOB, EVERY[0], (KEY, None, False), "", None, keep_history=False, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "erased at      the barrier of checkpoint 7"
     assert lines[1] == "restore from   the job's newest checkpoint (restore='latest'), 7 or a later one"

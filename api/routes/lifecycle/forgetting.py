@@ -35,8 +35,10 @@ class ForgottenState(schemas.RequestBody):
 
 class Forget(schemas.RequestBody):
     states: list[ForgottenState] = Field(min_length=1, max_length=STATES_MAX)
-    key: str = Field(min_length=1, max_length=KEY_CHARS_MAX)
+    key: str = Field(default="", max_length=KEY_CHARS_MAX)
     """As after `holdfast forget --key`. It is in no answer, log or audit line."""
+    empty_key: bool = False
+    """The key is the empty text: without this a key that is empty or missing is a mistake."""
     to: str = Field(default="", max_length=PATH_CHARACTERS_MAX)
     """Of a stopped job: directory for the savepoint without the key, one whose snapshots are shown, or in which jobs have
     savepoints. Of a running one it is not used."""
@@ -68,6 +70,13 @@ def _render(found: Forgetting) -> ForgettingState:
         error=found.error,
         error_kind=found.error_kind,
     )
+
+
+def _check_key(body: Forget) -> None:
+    if not body.key and not body.empty_key:
+        raise InvalidConfigError("key: it is empty; say `empty_key` for the key that is the empty text", setting="key")
+    if body.key and body.empty_key:
+        raise InvalidConfigError("key: there is one, so that `empty_key` is not true", setting="key")
 
 
 def _place(directories: SnapshotDirectories, to: str, location: str) -> str:
@@ -107,6 +116,7 @@ def forget(
     """Begins to forget a key of a job and answers at once; what becomes of it tells GET. A running job loses it at the barrier of a
     checkpoint, a stopped one by a savepoint without it. The same request goes on with one that was cut off. 503 while another one
     runs, of whichever job."""
+    _check_key(body)
     location = request.app.state.settings.location
     states = tuple((each.operator, each.state) for each in body.states)
     request.scope[SUBJECT] = ", ".join(f"{uid}/{state}" for uid, state in states)
