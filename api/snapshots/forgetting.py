@@ -33,6 +33,7 @@ from holdfast.coordinator.ha.records import ForgettingRecord, LabelRecord, Savep
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import erase_history
+from holdfast.coordinator.ownership.claims import find_owner
 from holdfast.coordinator.ownership.erasures import find_older
 from holdfast.coordinator.ownership.forgotten import read_forgettings, record_forgetting, remove_forgetting
 from holdfast.coordinator.ownership.labels import Mark, remove_passing
@@ -353,7 +354,7 @@ class ForgetCall:
 
     def _newest(self, job: RecordedJob) -> StoredSnapshot | None:
         """The newest snapshot that is there, savepoints and results of earlier calls included. Raises CorruptStateError where that
-        would be a result which has lost files: an older snapshot must not take its place unseen."""
+        would be a result which has lost files: an older snapshot must not take its place unseen. ForgetError for another job's."""
         broken: StoredSnapshot | None = None
         whole: StoredSnapshot | None = None
         for candidate in sorted(self._candidates(job), reverse=True):
@@ -363,6 +364,8 @@ class ForgetCall:
             elif found is not None:
                 whole = found
                 break
+        if whole is not None and whole.metadata.job_id != self._job_id:
+            raise self._foreign(whole, whole.location)  # claimed, and all there is: what is made of it would be the other job's
         if broken is not None and (whole is None or broken.metadata.checkpoint_id > whole.metadata.checkpoint_id):
             raise CorruptStateError(f"{broken.location} is the job's newest snapshot, and lacks files", path=broken.location)
         return whole
@@ -394,8 +397,15 @@ class ForgetCall:
         return found
 
     def _check_own(self, found: StoredSnapshot, location: str) -> None:
-        if found.metadata.job_id != self._job_id:
-            raise ForgetError(f"{location} is a snapshot of job {found.metadata.job_id}", path=location, job=self._job_id)
+        """Raise ForgetError for another job's snapshot that this job has not claimed."""
+        if found.metadata.job_id == self._job_id:
+            return
+        owner = run_flow(find_owner(found.location), self._storage)
+        if owner is None or owner.job_id != self._job_id:
+            raise self._foreign(found, location)
+
+    def _foreign(self, found: StoredSnapshot, location: str) -> ForgetError:
+        return ForgetError(f"{location} is a snapshot of job {found.metadata.job_id}", path=location, job=self._job_id)
 
     def _is_clean(self, snapshot: StoredSnapshot) -> bool:
         """Whether no file of a snapshot holds the key in these states, and no label that it has or had quotes it."""

@@ -15,8 +15,17 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.api.cli.main import app
 from holdfast.api.snapshots.forgetting import Certificate, forget
+from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
-from holdfast.coordinator.ha.records import ClaimRecord, OwnerRecord, ResultRecord, SavepointRecord, encode_record
+from holdfast.coordinator.ha.records import (
+    ClaimRecord,
+    OwnerRecord,
+    RestorePoint,
+    ResultRecord,
+    SavepointRecord,
+    SubmissionRecord,
+    encode_record,
+)
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.forgotten import read_forgettings
 from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
@@ -25,6 +34,7 @@ from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import PutIfAbsent, run_flow
 from tests.api.test_forgetting import EVERY, JOB, KEY, Death, Killer, files_with, make_job, renumber, values_of
+from tests.coordinator.doubles import word_count
 from tests.statebackends.snapshot_harness import Contents, write
 
 PATHS = JobPaths(JOB)
@@ -95,10 +105,40 @@ def test_a_plain_savepoint_that_is_newer_than_all_checkpoints_is_what_the_result
     assert values_of(forgotten(tmp_path, FIRST).result) == {SECOND: 2, "UA": 2, "WN": 3}
 
 
-def own(folder: str) -> None:
-    """Another job claims a savepoint."""
-    record = OwnerRecord("c" * 32, "directory", "n2", 1, folder=folder, root=folder)
+def own(folder: str, job_id: str = "c" * 32) -> None:
+    """A job claims a savepoint."""
+    record = OwnerRecord(job_id, "directory", "n2", 1, folder=folder, root=folder)
     Path(folder, OWNER_NAME).write_bytes(encode_record(record))
+
+
+def claim_foreign(root: Path) -> Path:
+    """The job was started from a savepoint of another job, and has claimed it."""
+    place = root / "theirs"
+    renumber(write(root, place.name, OLD, canonical=True, storage=LocalStorage(root)), 3)
+    foreign = msgspec.structs.replace(hf.Snapshot(place).metadata, job_id="5" * 32)
+    (place / "_metadata").write_bytes(encode_metadata(foreign))
+    own(str(place), JOB)
+    base = RestorePoint(3, str(place), 1, CheckpointKind.SAVEPOINT, explicit=True, claim="n2")
+    record = SubmissionRecord(1, 1, Submission(word_count(retained_checkpoints=2), job_id=JOB), base, 4, "n")
+    (root / "state" / PATHS.submission(1)).write_bytes(encode_record(record))
+    return place
+
+
+def test_a_claimed_savepoint_of_another_job_is_deleted_with_the_others(tmp_path: Path) -> None:
+    make_stopped(tmp_path, label=False)
+    place = claim_foreign(tmp_path)
+    found = forgotten(tmp_path, FIRST)
+    assert str(place) in {*found.deleted, *found.kept}
+    assert found.is_complete is not place.exists()
+    assert values_of(found.result) == {SECOND: 2, "UA": 2, "WN": 3}
+
+
+def test_a_claimed_savepoint_of_another_job_is_no_base_and_nothing_is_written(tmp_path: Path) -> None:
+    make_stopped(tmp_path, label=False)
+    place = claim_foreign(tmp_path)
+    shutil.rmtree(tmp_path / "savepoints" / "savepoint-8")
+    shutil.rmtree(tmp_path / "state" / PATHS.checkpoint(6))
+    refused(tmp_path, hf.ForgetError, f"{place} is a snapshot of job 5555")
 
 
 def test_an_earlier_result_that_another_job_has_claimed_is_named_and_never_the_base_again(tmp_path: Path) -> None:
