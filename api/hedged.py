@@ -13,20 +13,24 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from holdfast.api.errors import ConnectionLostError
+from holdfast.statebackends.errors import NotLeaderError, RecoveringError, StorageUnavailableError
 
 HEDGE_AFTER_S = 3.0
 """Time without an answer after which the next member is asked, too; longer than any usual answer takes."""
 
-HEDGED_MAX = 6
-"""Requests of one read at a time. Members are asked more than once: one that stands by passes the request on to the one that hangs,
-until it takes over."""
+HEDGED_MAX = 4
+"""Requests of one read. Members are asked more than once: one that stands by passes the request on to the one that hangs, until it
+takes over. A leader that is slow and does not hang has so many copies to answer, whoever passed them on."""
+
+_OF_A_MEMBER = (ConnectionLostError, StorageUnavailableError, RecoveringError, NotLeaderError)
+"""Errors that say nothing of what was asked for: another member may know better."""
 
 T = TypeVar("T")
 
 
 def ask_first(urls: Sequence[str], ask: Callable[[str], T]) -> tuple[str, Future[T]]:
     """Ask the first of the URLs, and the others by turns while none has answered for HEDGE_AFTER_S. Returns the one that answered
-    first and its answer or error; a ConnectionLostError counts once nobody is left who may answer."""
+    first and its answer or error; an error of the member's own counts once nobody is left who may answer."""
     ended: queue.SimpleQueue[tuple[str, Future[T]]] = queue.SimpleQueue()
     lost: set[str] = set()
     started = waiting = 0
@@ -44,10 +48,11 @@ def ask_first(urls: Sequence[str], ask: Callable[[str], T]) -> tuple[str, Future
         except queue.Empty:
             wants = len(set(urls) - lost) > 1
             continue
-        wants, waiting = False, waiting - 1
-        if not isinstance(answer.exception(), ConnectionLostError) or waiting == 0:
+        wants, waiting, error = False, waiting - 1, answer.exception()
+        if waiting == 0 or not isinstance(error, _OF_A_MEMBER):
             return url, answer
-        lost.add(url)
+        if isinstance(error, ConnectionLostError):
+            lost.add(url)
 
 
 def _is_started(

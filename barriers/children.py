@@ -37,8 +37,8 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads its group, and what it started in that. Nothing behind its end is known: then its number may be
-    another's."""
+    """Kill a process that leads its group, and what it started in that. Does nothing once its end is known: its number may be
+    another's by then."""
     if process.returncode is not None:
         return
     for kill in (os.killpg, os.kill):  # it may have left its group

@@ -35,7 +35,13 @@ from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import erase_history
 from holdfast.coordinator.ownership.claims import find_owner
 from holdfast.coordinator.ownership.erasures import find_older
-from holdfast.coordinator.ownership.forgotten import read_forgettings, record_forgetting, remove_forgetting
+from holdfast.coordinator.ownership.forgotten import (
+    RESULT_PREFIX,
+    is_result_name,
+    read_forgettings,
+    record_forgetting,
+    remove_forgetting,
+)
 from holdfast.coordinator.ownership.labels import Mark, remove_passing
 from holdfast.statebackends.errors import (
     CorruptStateError,
@@ -72,7 +78,6 @@ from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import DeleteFolder, ListFiles, ListFolder, run_flow
 
 FORMAT = "holdfast-forget-certificate"
-PREFIX = "forgotten-"
 """Of the folder of a savepoint that a forgetting makes: `forgotten-<job>-<checkpoint>-<nonce>`; earlier versions gave the first
 8 digits of the job's id."""
 _ABOVE_ALL = 1 << 62
@@ -264,12 +269,12 @@ class ForgetCall:
         job, source, result = self._look()
         erased: dict[str, int] = {}
         self._delete_unfinished()
-        name = f"{PREFIX}{self._job_id}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}" if result is None else ""
+        name = f"{RESULT_PREFIX}{self._job_id}-{source.metadata.checkpoint_id}-{secrets.token_hex(4)}" if result is None else ""
         self._record(starter, f"{self._directory}/{name}" if name else "")
         if result is None:
             result, erased = self._written(source, f"{self._directory}/{name}")
         self._delete(job, result, starter)
-        self._remove_records(result)
+        self._remove_records(result.location)
         self._erase_records()
         for directory in self._local:
             for folder in delete_copies(directory, self._job_id):
@@ -302,7 +307,7 @@ class ForgetCall:
         if "://" not in self._directory and os.path.exists(self._directory) and not os.path.isdir(self._directory):
             message = f"{self._directory} is no folder: the savepoint without the key can't be written there"
             raise InvalidConfigError(message, setting="to", path=self._directory)
-        target_of(f"{self._directory}/{PREFIX}")
+        target_of(f"{self._directory}/{RESULT_PREFIX}")
         self._given = tuple(map(self._judged, self._asked))
 
     def _judged(self, place: str) -> str:
@@ -459,23 +464,20 @@ class ForgetCall:
         listed = [f"{self._directory}/{name}" for name in self._result_names()]
         found: list[StoredSnapshot] = []
         for place in dict.fromkeys((*recorded, *listed)):
-            try:
-                result = open_snapshot(place)
-            except NotFoundError:
-                continue
-            if result.metadata.job_id == self._job_id:
+            result = open_result(place, f"{self._root}/{self._paths.forgettings}")
+            if result is not None and result.metadata.job_id == self._job_id:
                 found.append(result)
         return found
 
     def _result_names(self) -> list[str]:
         """Folders in which results are, or were to be; those with the short form of the job's id may be another job's."""
         names: list[str] = open_storage(self._directory).execute(ListFolder(""))
-        prefixes = (f"{PREFIX}{self._job_id}-", f"{PREFIX}{self._job_id[:8]}-")
+        prefixes = (f"{RESULT_PREFIX}{self._job_id}-", f"{RESULT_PREFIX}{self._job_id[:8]}-")
         return [name.rstrip("/") for name in names if name.startswith(prefixes) and name.endswith("/")]
 
     def _delete_unfinished(self) -> None:
         """Folders without a snapshot, which a call that died has left: nothing reads them, and one that lives is fenced."""
-        listed = [f"{self._directory}/{name}" for name in self._result_names() if name.startswith(f"{PREFIX}{self._job_id}-")]
+        listed = [f"{self._directory}/{name}" for name in self._result_names() if is_result_name(name, self._job_id)]
         recorded = [record.folder for record in self._records() if record.folder and self._has_files(record.folder)]
         for folder in dict.fromkeys((*listed, *recorded)):
             if self._opened(folder) is None:
@@ -543,16 +545,17 @@ class ForgetCall:
             self._kept[place] = why if not _quotes(why, self._key) else "a label that quotes the key keeps it"
         else:
             self._deleted.append(place)
+            self._remove_records()
 
     def _has_files(self, place: str) -> bool:
         found = place_of_snapshot(place)
         files: list[str] = found.storage.execute(ListFiles(found.folder))
         return bool(files)
 
-    def _remove_records(self, result: StoredSnapshot) -> None:
-        """Remove the records of results that this call has deleted, and those of calls without one: what they were given this call
-        was given again, or it is nothing that it goes on with."""
-        gone = {"", *self._deleted, *self._unfinished} - {result.location}
+    def _remove_records(self, result: str = "") -> None:
+        """Remove the records of results that this call has deleted. Behind the deletions, which `result` says, also those of calls
+        without one: what they were given this call was given again, or it is nothing that it goes on with."""
+        gone = {*self._deleted, *self._unfinished, *([""] if result else [])} - {result}
         for record in self._records():
             if record.epoch != self._epoch and record.folder in gone:
                 run_flow(remove_forgetting(self._paths, record.epoch), self._storage)
@@ -623,8 +626,23 @@ class ForgetCall:
 
     def _elsewhere(self) -> dict[str, str]:
         missing = ", ".join(self._missing())
-        what = f"results of earlier calls that are not where they were written; if one was moved, give its place: {missing}"
+        what = f"results of earlier calls that are not there: deleted, or never begun; if one was moved, give its place: {missing}"
         return {"results": what} if missing else {}
+
+
+def open_result(place: str, records: str) -> StoredSnapshot | None:
+    """The result of an earlier call; None: it is not there. Raises ForgetError, which names the remedy, where that can't be told,
+    since it may be the job's newest snapshot; CorruptStateError. `records`: the folder of the record that names it."""
+    try:
+        return open_snapshot(place)
+    except NotFoundError:
+        return None
+    except StorageUnavailableError as error:
+        raise ForgetError(
+            f"{place}, which an earlier forgetting wrote, can't be read: {error.message}; give access to it or, if it is gone for "
+            f"good, delete the file in {records} that names it",
+            path=place,
+        ) from error
 
 
 def judge_states(snapshot: StoredSnapshot, states: Sequence[tuple[str, str]], key: str) -> None:

@@ -5,16 +5,18 @@ It deletes no checkpoint: that is the leader's. What is left of older ones makes
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited, judge_states
+from holdfast.api.snapshots.forgetting import NOT_COVERED, Certificate, ForgetCall, audited, judge_states, open_result
 from holdfast.api.snapshots.snapshot import open_snapshot
 from holdfast.coordinator.ha.recorded_job import CheckpointFact, RecordedJob
 from holdfast.coordinator.ha.records import RestorePoint, SavepointRecord
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.ownership.erasures import PASSING, find_older
+from holdfast.coordinator.ownership.forgotten import read_forgettings
 from holdfast.statebackends.errors import CorruptStateError, ForgetError, NotFoundError
 from holdfast.statebackends.layout import JobPaths
 from holdfast.statebackends.state_processor.contents import Location, StoredSnapshot, absolute_location
@@ -65,9 +67,15 @@ def judge_running(state_dir: Location, job_id: str, states: Sequence[tuple[str, 
     """Raise what `forget_running` would of the states and the key, by the newest checkpoint of the job's newest submission: before
     there is an erasure, behind which all older checkpoints go. Where there is none yet, nothing is known, and nothing goes.
 
-    Raises NotFoundError, InvalidConfigError, StorageUnavailableError."""
-    root = absolute_location(state_dir)
-    job = run_flow(read_job(JobPaths(job_id)), RoutedStorage(open_storage(root)))
+    Raises NotFoundError, InvalidConfigError, StorageUnavailableError; ForgetError for a result of an earlier call that can't be
+    read."""
+    root, paths = absolute_location(state_dir), JobPaths(job_id)
+    storage = RoutedStorage(open_storage(root))
+    job = run_flow(read_job(paths), storage)
+    for record in run_flow(read_forgettings(paths), storage):
+        if record.folder:
+            with contextlib.suppress(CorruptStateError):  # it is deleted, as it is
+                open_result(record.folder, f"{root}/{paths.forgettings}")
     first = job.newest_submission.first_checkpoint_id if job.newest_submission is not None else 0
     points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if each.is_recovery_point and each.checkpoint_id >= first]
     for point in sorted(points, key=lambda each: each.checkpoint_id, reverse=True):

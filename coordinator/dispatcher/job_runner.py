@@ -50,7 +50,7 @@ FULL_RETRY_MS = 1_000
 """When a request may be repeated that found the inbox full."""
 
 LATE_MS = 2_000
-"""Behind a turn that is so late the process stood still (SIGSTOP, a machine that was suspended): another one may lead the job by
+"""Behind a turn that is so late the process stood still (SIGSTOP, a virtual machine without a core): another may lead the job by
 now, and what is due says nothing about its workers."""
 
 LEAD_CHECK_MS_MAX = 10_000

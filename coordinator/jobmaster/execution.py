@@ -370,6 +370,10 @@ PREPARE_RETRY_MS = 500
 PREPARE_TRIES_MAX = 60
 """Tries to prepare one attempt while storage fails; then the job fails with the storage's error."""
 
+HOOKS_GRACE_MS = 5_000
+"""Time behind the end of a hook's call in which its answer may still come: that is measured where the call is made, from a little
+later on, and turns may be late."""
+
 HOOK_TRIES_MAX = 5
 """Tries to take a master hook back to the checkpoint of one attempt; then the job fails with the hook's error."""
 
@@ -454,7 +458,7 @@ class NextAttempt:
         self._under_way = bool(self._hooks_missing)
         self._hook_try += 1
         found, timeout_ms = self.restore, config.master_hook_timeout_ms
-        self._hooks_until_ms = self._turn.now_ms + timeout_ms
+        self._hooks_until_ms = self._turn.now_ms + timeout_ms + HOOKS_GRACE_MS
         checkpoint_id, at_ms = (found.checkpoint_id, found.timestamp_ms) if found is not None else (0, 0)
         self._turn.out += [
             job_actions.RestoreHook(self.number, self._hook_try, name, checkpoint_id, at_ms, stored.get(name), timeout_ms)

@@ -63,9 +63,9 @@ from holdfast.statebackends.storage.failures import rocksdb_failure
 
 log = logging.getLogger("holdfast.rocksdb")
 
-_STATES_KEY = b"\xff\xffstates"
 _STATE_ID_MAX = 0xFFFF
 _StateIds = dict[str, Annotated[int, msgspec.Meta(ge=0, le=_STATE_ID_MAX)]]
+_STATES_KEY = b"\xff\xffstates"
 """Row above every key group, which holds the JSON object state name -> state id."""
 
 WRITE_ROWS = 1_000

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.api.cli.main import app
+from holdfast.api.snapshots import forgetting
 from holdfast.api.snapshots.forgetting import Certificate, forget
+from holdfast.api.snapshots.snapshot import open_snapshot
 from holdfast.barriers.jobgraph import Submission
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.ha.records import (
@@ -29,6 +31,7 @@ from holdfast.coordinator.ha.records import (
 from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.coordinator.ownership.forgotten import read_forgettings
 from holdfast.coordinator.ownership.labels import Mark, add_label, remove_label
+from holdfast.statebackends.errors import StorageUnavailableError
 from holdfast.statebackends.layout import OWNER_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import encode_metadata
 from holdfast.statebackends.storage.directory import LocalStorage
@@ -210,6 +213,41 @@ def test_a_certificate_says_that_a_newer_result_is_not_where_it_was(tmp_path: Pa
     second = forgotten(tmp_path, SECOND)
     assert first.result in second.not_covered["results"]
     assert (tmp_path / "moved").exists()
+
+
+def test_a_result_that_can_not_be_read_is_refused_with_what_to_do_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the newest snapshot: an older one must not take its place unseen."""
+    make_stopped(tmp_path)
+    first = forgotten(tmp_path, FIRST)
+    real = open_snapshot
+
+    def away(location: Any) -> Any:
+        if str(location) == first.result:
+            raise StorageUnavailableError("the bucket refuses access")
+        return real(location)
+
+    monkeypatch.setattr(forgetting, "open_snapshot", away)
+    before = tree(tmp_path)
+    with pytest.raises(hf.ForgetError, match=rf"{first.result}, .* can't be read: the bucket refuses .* delete the file in "):
+        forgotten(tmp_path, SECOND)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("wrong", ["folder", "epoch"])
+def test_a_record_that_names_what_no_forgetting_wrote_deletes_nothing(tmp_path: Path, wrong: str) -> None:
+    make_stopped(tmp_path)
+    forgotten(tmp_path, FIRST)
+    (file,) = (tmp_path / "state" / JOB / "forgotten").iterdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "file").write_text("mine")
+    record = json.loads(file.read_text())
+    record[wrong] = str(tmp_path / "home") if wrong == "folder" else record["epoch"] + 1
+    file.write_text(json.dumps(record))
+    with pytest.raises(hf.CorruptStateError, match="is no record of a forgetting of this job"):
+        forgotten(tmp_path, SECOND)
+    assert (tmp_path / "home" / "file").read_text() == "mine"
 
 
 # ------------------------------------------------------------------------------------------------------- crash points

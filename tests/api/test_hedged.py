@@ -19,11 +19,18 @@ from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.hedged import HEDGED_MAX, ask_first
+from holdfast.api.members import known
 from holdfast.api.members.known import known_members
-from holdfast.barriers.run_record import RunRecord, write_run_record
+from holdfast.barriers.run_record import RunRecord, read_small_file, write_run_record
 from holdfast.coordinator.standby.records import SignOfLife
 from holdfast.coordinator.standby.store import give_sign
-from holdfast.statebackends.errors import NotFoundError
+from holdfast.statebackends.errors import (
+    NotFoundError,
+    NotLeaderError,
+    RecoveringError,
+    StorageUnavailableError,
+    TooManyRequestsError,
+)
 from holdfast.statebackends.layout import sign_path
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import run_flow
@@ -82,13 +89,15 @@ class Members:
         return f"answer of {url}"
 
 
-def test_whoever_answers_in_time_is_asked_alone() -> None:
+def test_whoever_answers_in_time_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hedged, "HEDGE_AFTER_S", WAIT_S)
     members = Members(set(), set())
     url, answer = ask_first(("a", "b"), members.ask)
     assert (url, answer.result(), members.asked) == ("a", "answer of a", ["a"])
 
 
-def test_a_member_that_is_lost_at_once_is_left_to_the_caller() -> None:
+def test_a_member_that_is_lost_at_once_is_left_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hedged, "HEDGE_AFTER_S", WAIT_S)
     members = Members(set(), {"a"})
     url, answer = ask_first(("a", "b"), members.ask)
     assert (url, members.asked) == ("a", ["a"])
@@ -127,12 +136,41 @@ def test_no_more_than_so_many_requests_wait_at_a_time() -> None:
 
 def test_a_member_that_is_lost_beside_one_that_hangs_is_not_asked_again() -> None:
     members = Members({"a"}, {"b"})
-    timer = threading.Timer(0.5, members.end.set)
-    timer.start()
-    url, answer = ask_first(("a", "b"), members.ask)
-    timer.join()
+
+    def ask(url: str) -> str:
+        if url == "b":  # "a" answers when there was time to ask again
+            threading.Timer(10 * hedged.HEDGE_AFTER_S, members.end.set).start()
+        return members.ask(url)
+
+    url, answer = ask_first(("a", "b"), ask)
     assert isinstance(answer.exception(), ConnectionLostError)
     assert (url, members.asked) == ("a", ["a", "b"])
+
+
+@pytest.mark.parametrize("kind", [StorageUnavailableError, NotLeaderError, RecoveringError, TooManyRequestsError])
+def test_an_error_of_a_members_own_does_not_come_before_the_leaders_answer(kind: Any) -> None:
+    asked, is_answered = [], threading.Event()
+
+    def ask(url: str) -> str:
+        asked.append(url)
+        if url == "b":
+            threading.Timer(4 * hedged.HEDGE_AFTER_S, is_answered.set).start()
+            raise kind("not now")
+        assert is_answered.wait(WAIT_S)
+        return f"answer of {url}"
+
+    url, answer = ask_first(("a", "b"), ask)
+    assert (url, answer.result(), asked[:2]) == ("a", "answer of a", ["a", "b"])
+    assert len(asked) <= HEDGED_MAX
+
+
+def test_an_error_of_a_members_own_is_told_where_nobody_answers() -> None:
+    def ask(url: str) -> str:
+        raise StorageUnavailableError(f"storage of {url} is away")
+
+    _, answer = ask_first(("a", "b"), ask)
+    with pytest.raises(StorageUnavailableError, match="storage of a is away"):
+        answer.result()
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -183,13 +221,28 @@ def signed(folder: Path, *signs: SignOfLife) -> None:
 
 
 def sign(number: int, url: str, **fields: Any) -> SignOfLife:
-    return SignOfLife(f"{number:032x}", 1, url, **fields)
+    return SignOfLife(f"{number:032x}", fields.pop("beat", 1), url, **fields)
 
 
 def test_members_are_known_by_their_signs_the_newest_first(tmp_path: Path) -> None:
     assert known_members(tmp_path, FIRST) == ()
     signed(tmp_path, sign(1, FIRST), sign(2, "http://127.0.0.1:7071/"), sign(3, "http://127.0.0.1:7072"))
     assert known_members(tmp_path, FIRST) == ("http://127.0.0.1:7072", "http://127.0.0.1:7071")
+
+
+def test_a_sign_that_goes_while_the_directory_is_read_hides_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sign takes the place of the one before."""
+    signed(tmp_path, sign(1, "http://127.0.0.1:7071"), sign(2, "http://127.0.0.1:7072"))
+    read = read_small_file
+
+    def replaced(path: str) -> bytes:
+        monkeypatch.setattr(known, "read_small_file", read)
+        os.unlink(path)
+        signed(tmp_path, sign(1, "http://127.0.0.1:7071", beat=2), sign(2, "http://127.0.0.1:7072", beat=2))
+        return read(path)
+
+    monkeypatch.setattr(known, "read_small_file", replaced)
+    assert set(known_members(tmp_path, FIRST)) == {"http://127.0.0.1:7071", "http://127.0.0.1:7072"}
 
 
 def test_no_token_goes_to_who_left_or_is_gone_or_is_no_member(tmp_path: Path) -> None:

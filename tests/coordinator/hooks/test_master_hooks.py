@@ -16,7 +16,7 @@ from holdfast.coordinator.dispatcher.submit import Starter, resume_submission
 from holdfast.coordinator.hooks.calls import HookCall, HookCallKind, HookReply, HookVerdict
 from holdfast.coordinator.jobmaster import actions as job_actions
 from holdfast.coordinator.jobmaster import events as job_events
-from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX
+from holdfast.coordinator.jobmaster.execution import HOOK_TRIES_MAX, HOOKS_GRACE_MS
 from holdfast.coordinator.jobmaster.job import JobState
 from holdfast.coordinator.views import HookFailureView, HookRestoreView, HookWaitView
 from holdfast.statebackends.snapshot.metadata import HookState
@@ -328,7 +328,7 @@ def test_a_hook_that_is_not_back_in_its_time_is_asked_again_and_its_late_outcome
     rig = failed_over("one", "two")
     one, two = asked(rig)
     rig.feed(outcome_of(two, DONE))
-    rig.pass_time(one.timeout_ms)
+    rig.pass_time(one.timeout_ms + HOOKS_GRACE_MS)
     one_again, two_again = asked(rig)
     shown = rig.master.lifecycle.next.hook_restore
     assert shown == HookRestoreView(("one", "two"), 1_000, 1)
@@ -337,7 +337,7 @@ def test_a_hook_that_is_not_back_in_its_time_is_asked_again_and_its_late_outcome
         assert rig.state == "RESTARTING"
     rig.feed(outcome_of(one_again, DONE))
     assert rig.state == "RUNNING"
-    rig.pass_time(one.timeout_ms)
+    rig.pass_time(one.timeout_ms + HOOKS_GRACE_MS)
     assert rig.state == "RUNNING", "nobody is awaited any more"
 
 
@@ -345,7 +345,7 @@ def test_between_two_tries_all_hooks_that_were_late_are_named() -> None:
     rig = failed_over("one", "two", "three")
     one, three, _ = asked(rig)
     rig.feed(outcome_of(three, DONE))
-    rig.now += one.timeout_ms
+    rig.now += one.timeout_ms + HOOKS_GRACE_MS
     rig.feed(events.DeadlineReached())
     shown = rig.master.lifecycle.next.hook_restore
     assert (shown, asked(rig)) == (HookRestoreView(("one", "two"), 1_000, 1), [])
@@ -354,7 +354,7 @@ def test_between_two_tries_all_hooks_that_were_late_are_named() -> None:
 def test_hooks_without_an_outcome_fail_the_job_after_some_tries_which_keeps_its_checkpoints() -> None:
     """Whatever becomes of a call in the port, a job that waits for ever is no answer."""
     rig = failed_over("one", "two")
-    rig.pass_time(120_000)
+    rig.pass_time(200_000)
     assert [(each.try_number, each.name) for each in asked(rig)] == [
         (number, name) for number in range(1, HOOK_TRIES_MAX + 1) for name in ("one", "two")
     ]
@@ -371,7 +371,7 @@ def test_hooks_that_are_never_reset_keep_a_job_from_its_first_start_and_fail_it(
     for slot in (0, 1):
         rig.register(slot)
     assert (rig.state, [each.try_number for each in asked(rig)]) == ("CREATED", [1])
-    rig.pass_time(120_000)
+    rig.pass_time(200_000)
     assert [each.try_number for each in asked(rig)] == [*range(2, HOOK_TRIES_MAX + 1)]
     assert rig.master.state in (JobState.FAILING, JobState.FAILED)
 
