@@ -32,9 +32,9 @@ from holdfast.coordinator.explain.records import Explanation, HealthView
 from holdfast.coordinator.restore.preflight import PreflightReport
 from holdfast.operators.worker.leader_retrieval import MemberAddresses, Target, is_safe_step, next_target, split_urls
 from holdfast.operators.worker.trust import client_context, transport_failure
-from holdfast.statebackends import errors
 from holdfast.statebackends.decoding import decode_json
 from holdfast.statebackends.errors import (
+    ERROR_CLASSES,
     CheckpointFailedError,
     ForgetError,
     HoldfastError,
@@ -534,10 +534,8 @@ def _reason(error: BaseException) -> str:
 
 def _forget_error(kind: str, text: str, job_id: str) -> HoldfastError:
     """As it was raised where the key was to be forgotten; of what is none of ours ForgetError says what it was."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, HoldfastError):
-        return found.of(text, {"job": job_id})
-    return ForgetError(f"{kind}: {text}", job=job_id)
+    found = ERROR_CLASSES.get(kind)
+    return ForgetError(f"{kind}: {text}", job=job_id) if found is None else found.of(text, {"job": job_id})
 
 
 def _raise_cause(cause: dict[str, Any] | None, job_id: str) -> None:

@@ -545,7 +545,8 @@ class ForgetCall:
             self._kept[place] = why if not _quotes(why, self._key) else "a label that quotes the key keeps it"
         else:
             self._deleted.append(place)
-            self._remove_records()
+            if is_result_name(place.rpartition("/")[2], self._job_id):
+                self._remove_records()
 
     def _has_files(self, place: str) -> bool:
         found = place_of_snapshot(place)
