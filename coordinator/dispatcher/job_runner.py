@@ -27,6 +27,7 @@ from holdfast.coordinator.dispatcher.published import JobPublisher, Look, Publis
 from holdfast.coordinator.dispatcher.storage_effects import StorageAction, StorageEffects
 from holdfast.coordinator.dispatcher.threads import Clock, FlowRunner, JobThread
 from holdfast.coordinator.explain.records import Explanation
+from holdfast.coordinator.ha.lead_check import LeadCheck, LeadVerdict
 from holdfast.coordinator.ha.leadership import check_leadership
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.hooks.calls import HookPort, HookReply, HookVerdict
@@ -48,13 +49,6 @@ _STOP = object()
 
 FULL_RETRY_MS = 1_000
 """When a request may be repeated that found the inbox full."""
-
-LATE_MS = 2_000
-"""Behind a turn that is so late the process stood still (SIGSTOP, a virtual machine without a core): another may lead the job by
-now, and what is due says nothing about its workers."""
-
-LEAD_CHECK_MS_MAX = 10_000
-"""Longest wait for storage to say who leads the job; then the late turn is taken all the same."""
 
 _OF_USERS = frozenset(
     {
@@ -107,10 +101,7 @@ class JobMasterRunner:
         """Events from within a turn, handled in front of the inbox."""
         self._has_begun = False
         """Its first event is handled."""
-        self._lead_known_ms = 0
-        """When the lead was checked last, or storage did not say, monotonic."""
-        self._lead_checked_until_ms: int | None = None
-        """A check is under way, and turns wait for it until then."""
+        self._lead = LeadCheck()
         self._is_stopping = False
         self._turning: int | None = None
         """Id of the thread that is taking a turn; None between turns."""
@@ -310,8 +301,8 @@ class JobMasterRunner:
         """When the next turn is due if no event comes before, monotonic ms; None for never."""
         if self._closed:
             return None
-        if self._lead_checked_until_ms is not None:
-            return self._lead_checked_until_ms
+        if (until_ms := self._lead.deadline_ms) is not None:
+            return until_ms
         of_history = self._history.next_deadline_ms() if self._history is not None else None
         due = [time for time in (self._master.next_deadline_ms(), of_history) if time is not None]
         return min(due, default=None)
@@ -327,7 +318,7 @@ class JobMasterRunner:
             is_wanted = self._publisher.is_wanted and (self._has_begun or not self.has_waiting)
             if is_wanted:
                 self._publisher.publish(self._master)
-            if self._is_lead_in_doubt():
+            if self._waits_for_lead():
                 return is_wanted
             item = self._take()
             self._handle(item)
@@ -341,30 +332,21 @@ class JobMasterRunner:
             self._turning = None
         return is_wanted or writes or item is not _NOTHING
 
-    def _is_lead_in_doubt(self) -> bool:
-        """Whether the turn waits for storage to say who leads the job: a leader that was stopped, and wakes, would record failures
-        of workers that went to its successor long ago. One that is to stop takes no deadline any more, and need not wait."""
-        now_ms, until_ms = self._clock.monotonic_ms(), self._lead_checked_until_ms
-        if until_ms is not None:
-            if now_ms >= until_ms:
-                self._lead_known()
-            return self._lead_checked_until_ms is not None and not self._is_stopping
-        due_ms = self._master.next_deadline_ms()
-        if due_ms is None or self._is_stopping or now_ms - max(due_ms, self._lead_known_ms) < LATE_MS:
+    def _waits_for_lead(self) -> bool:
+        """Whether the turn waits for storage to say who leads. A leader that is to stop takes no deadline, and need not."""
+        if self._is_stopping:
             return False
-        self._lead_checked_until_ms = now_ms + LEAD_CHECK_MS_MAX
-        self._runner.run(check_leadership(JobPaths(self.job_id), self.epoch), self._lead_checked, cleanup=False)
-        return True
+        verdict = self._lead.judge(self._clock.monotonic_ms(), self._master.next_deadline_ms())
+        if verdict is LeadVerdict.ASK:
+            self._runner.run(check_leadership(JobPaths(self.job_id), self.epoch), self._lead_checked, cleanup=False)
+        return verdict is not LeadVerdict.GO_ON
 
     def _lead_checked(self, _: None, error: BaseException | None) -> None:
-        """From any thread. Where storage does not say, the job goes on as if it were led here: its next write tells."""
+        """From any thread."""
         if isinstance(error, FencedError):
             self._own.append(job_events.LeadershipEnded(f"another coordinator leads: {error}"))
-        self._lead_known()
+        self._lead.known(self._clock.monotonic_ms())
         self._job_thread.wake()
-
-    def _lead_known(self) -> None:
-        self._lead_known_ms, self._lead_checked_until_ms = self._clock.monotonic_ms(), None
 
     def _take(self) -> Any:
         if self._own:

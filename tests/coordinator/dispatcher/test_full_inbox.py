@@ -22,7 +22,7 @@ from holdfast.coordinator.service import CoordinatorService
 from holdfast.operators.worker.gateway import check_answer
 from holdfast.statebackends.errors import NotLeaderError, StorageUnavailableError, TooManyRequestsError
 from tests.coordinator.dispatcher.test_dispatcher import JOB, deployed, register, registration, submitted
-from tests.coordinator.doubles import WAIT_S, Crew, leading, submission, word_count
+from tests.coordinator.doubles import WAIT_S, Crew, leading, submission, wait_until, word_count
 from tests.coordinator.stepping import Process
 from tests.coordinator.world import DictStorage
 
@@ -175,7 +175,8 @@ def test_turn_that_hangs_holds_up_its_own_job_alone(tmp_path: Path, release: thr
     other.until_completed(service.checkpoints(other.job_id).counts.completed + 5)
     closing = threading.Thread(target=service.close)
     closing.start()
-    other.until(lambda: service._registry.led(other.job_id).closed, what="the end of the other job")
+    led = service._registry.led(other.job_id)
+    wait_until(lambda: led.closed, lambda: None, what="the end of the other job")  # its workers' requests would be refused
     assert closing.is_alive()
     release.set()
     closing.join(WAIT_S)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.barriers.messages import Deploy
-from holdfast.coordinator.dispatcher.job_runner import LEAD_CHECK_MS_MAX
+from holdfast.coordinator.ha.lead_check import LEAD_CHECK_MS_MAX
 from holdfast.coordinator.ha.store import read_job
 from holdfast.coordinator.history.store import HistoryQuery, read_history
 from holdfast.statebackends.errors import StorageUnavailableError
