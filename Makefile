@@ -31,7 +31,7 @@ orders: setup
 	@$(PYTHON) examples/orders.py $(ARGS)
 
 test: setup
-	@scripts/setup --browser
+	@scripts/setup --tests
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:

@@ -19,6 +19,7 @@ from holdfast.api.routes.service import metrics
 from tests.api.fakes import FakeCoordinator, Served, make_overview
 from tests.api.test_document_links import anchors
 from tests.harness.installed import ROOT
+from tests.harness.promtool import run_promtool
 from tests.harness.scripts import load_script
 
 RULES = ROOT / "deploy" / "prometheus" / "holdfast.rules.yml"
@@ -79,6 +80,15 @@ def test_a_scrape_shows_nothing_that_the_page_does_not_list(served: Served) -> N
     created = {name for name in shown if name.endswith("_created")}  # of the client library: when a counter began
     assert {name for name in shown - created if not name.startswith("process_")} <= set(exported())
     assert {f"holdfast_{name}" for name in ("ready", "build_info", "last_checkpoint_timestamp_seconds", "job_state")} <= shown
+
+
+def test_prometheus_finds_nothing_wrong_with_a_scrape(served: Served) -> None:
+    """But one name: that of what users count themselves, by a label, could not be told otherwise."""
+    served.request("GET", "/v1/jobs/overview")
+    text = served.request("GET", "/metrics").data.decode()
+    named = "holdfast_user_counter_total metric name should not include type 'counter'"
+    assert set(run_promtool("check", "metrics", text=text)[1].split("\n")) <= {named, ""}
+    assert "holdfast_ready" in run_promtool("check", "metrics", text=text.replace("# HELP holdfast_ready", "# holdfast_ready"))[1]
 
 
 @pytest.mark.parametrize(("origin", "expression"), expressions())

@@ -1,7 +1,6 @@
 """What `deploy/` ships is valid, hardened, and asks for commands, flags, paths and variables that exist.
 
-Each tool that is not installed is named by the test that is skipped for it. `promtool` comes in no package: rules are read by a
-parser of PromQL, in tests/api/test_alerts.py."""
+Each tool that is not installed is named by the test that is skipped for it. Alert rules are judged in test_alert_rules.py."""
 
 from __future__ import annotations
 
