@@ -136,6 +136,14 @@ def test_a_name_of_markup_is_text(browser: Browser) -> None:
     assert browser.driver.title.startswith("Failures")
 
 
+def test_a_subtask_of_which_nothing_is_known_has_no_share(browser: Browser) -> None:
+    """The staged worker was not heard of for long."""
+    browser.go(f"jobs/{JOB}")
+    browser.settled("orders")
+    shown = browser.run("return document.body.innerText")
+    assert f"{NAMES[0]} subtask 0 on host-0: how busy it is, is not known." in shown
+
+
 def test_the_keyboard_reaches_everything_and_comes_back(browser: Browser) -> None:
     browser.go(f"jobs/{JOB}")
     browser.settled("orders")

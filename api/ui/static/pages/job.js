@@ -57,7 +57,7 @@ function Questions({ jobId, health }) {
       ${safe.checkpoint_id > 0 ? html`<p><a href=${link("jobs", jobId, "checkpoints", safe.checkpoint_id)}>Checkpoint ${safe.checkpoint_id}</a>, ${duration(safe.age_ms)} old. A failure now replays ${safe.replay_records >= 0 ? `${count(safe.replay_records)} records, ` : ""}${duration(safe.replay_ms)}.</p>` : null}
       <p class="quiet">Every file read: ${when(safe.verified_ms)}. Restored for a trial: ${when(safe.drilled_ms)}.</p><//>
     <${Question} title="Why is it slow?" view=${slow}>
-      ${slow.bottleneck ? html`<p>${slow.bottleneck.vertex}${slow.bottleneck.subtask >= 0 ? ` subtask ${slow.bottleneck.subtask}` : ""}${slow.bottleneck.host ? ` on ${slow.bottleneck.host}` : ""}: busy ${percent(slow.busy)} of its last second.</p>` : null}
+      ${slow.bottleneck ? html`<p>${slow.bottleneck.vertex}${slow.bottleneck.subtask >= 0 ? ` subtask ${slow.bottleneck.subtask}` : ""}${slow.bottleneck.host ? ` on ${slow.bottleneck.host}` : ""}${slow.busy >= 0 ? `: busy ${percent(slow.busy)} of its last second.` : ": how busy it is, is not known."}</p>` : null}
       <p class="quiet">Highest backpressure ${percent(slow.backpressured)}, watermark lag ${duration(slow.watermark_lag_ms)}. <a href=${link("jobs", jobId, "checkpoints")}>Why a checkpoint is late</a></p><//>
     <${Question} title="Where will it resume?" view=${resume}>
       ${resume.location ? html`<p><a href=${link("jobs", jobId, "snapshots", resume.location)}>${resume.location}</a></p>` : null}
