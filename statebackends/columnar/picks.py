@@ -90,7 +90,8 @@ class PickAccumulator(AccumulatorColumns):
         return self.parts[0].arrow_type
 
     def result(self, rows: slice | Slots) -> pa.Array:
-        return to_arrow(self.columns[0][rows], self.parts[0].arrow_type, ~self._seen[rows])
+        held = self.columns[0][rows].copy()  # of a slice it is a view, and Arrow shares it: what left would change with the state
+        return to_arrow(held, self.parts[0].arrow_type, ~self._seen[rows])
 
     def update(self, slots: Slots, values: Values, rows_before: int, times: Slots | None = None) -> None:
         columns = values if isinstance(values, tuple) else (values,)

@@ -13,8 +13,9 @@ import holdfast as hf
 from holdfast.barriers.elements import MAX_WATERMARK
 from holdfast.operators.functions.windows.assigners import Sliding, Tumbling
 from holdfast.operators.functions.windows.columnar import TumblingWindowOperator
+from holdfast.operators.functions.windows.sliding import SlidingWindowOperator
 from holdfast.statebackends.columnar import distinct, panes
-from tests.operators.functions.windows.fleets import ROWS, batch, columnar_operator, feed, shown
+from tests.operators.functions.windows.fleets import EVERY_AGGREGATE, ROWS, batch, columnar_operator, feed, shown
 from tests.operators.functions.windows.test_sliding import operator
 from tests.operators.harness import OperatorHarness
 
@@ -32,6 +33,17 @@ def test_a_late_record_fires_its_windows_again_once_a_batch_with_complete_rows()
         assert shown(harness) == [("a", 5, 4, 1111, 4)]
         feed(harness, ("a", 4, 1))
         assert harness.context.counters.late_dropped == 1
+
+
+def test_a_row_that_has_been_emitted_does_not_change_with_a_late_record() -> None:
+    windows = columnar_operator(SlidingWindowOperator, Sliding(10, 10), EVERY_AGGREGATE, lateness_ms=100)
+    with OperatorHarness(windows, key_type="utf8") as harness:
+        feed(harness, ("a", 5, 1), ("b", 5, 1))
+        harness.watermark(20)
+        fired = [batch.columns() for batch in harness.output.batches]
+        before = [columns.to_pylist() for columns in fired]
+        feed(harness, ("a", 4, 7), ("a", 6, 8))
+        assert [columns.to_pylist() for columns in fired] == before, "a sink may still hold it"
 
 
 def test_a_window_takes_records_until_its_lateness_has_passed_and_then_its_state_goes() -> None:
