@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import values_of
+from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.backend import KeyCourse
 from holdfast.statebackends.errors import InvalidConfigError
 
@@ -91,6 +92,17 @@ def own_copy(row: Any) -> Any:
     its state, or another one that changes its row, must change nothing of the other. Most rows have no lists, and are copied ten
     times as fast."""
     return copy(row) if isinstance(row, dict) and _UNCHANGEABLE.issuperset(map(type, row.values())) else deepcopy(row)
+
+
+def row_copier(rows: RowType) -> Callable[[Any], Any]:
+    """`own_copy` of these rows; faster where their declared columns have no lists and the like."""
+    if rows.schema is None or any(pa.types.is_nested(kind) for kind in rows.schema.types):
+        return own_copy
+    return _flat_copy
+
+
+def _flat_copy(row: Any) -> Any:
+    return row.copy() if type(row) is dict else copy(row)
 
 
 def _no_pair(result: Any) -> TypeError:

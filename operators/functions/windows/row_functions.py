@@ -17,10 +17,11 @@ import numpy as np
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
 from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output
 from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator, ProcessContext
+from holdfast.operators.functions.row_loops import own_copy, row_copier
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs
-from holdfast.operators.functions.windows.assigners import LENGTH_MS_MAX, Global, Session, WindowAssigner
+from holdfast.operators.functions.windows.assigners import LENGTH_MS_MAX, Global, Session, Sliding, WindowAssigner
 from holdfast.operators.functions.windows.bounds import (
     GLOBAL_WINDOW,
     TimeWindow,
@@ -231,6 +232,13 @@ class WindowOperator(KeyedFunctionOperator):
         self._was_late_until = self._late_until = MIN_WATERMARK
         """Windows whose last ms is up to it are late: as restored, and now."""
         self._overdue: Iterator[None] = iter(())
+        overlaps = isinstance(self.settings.assigner, Sliding) and self.settings.assigner.size_ms > self.settings.assigner.slide_ms
+        self._hands_copies = overlaps or self.settings.lateness_ms > 0 or not self._is_default
+        """What a window has got is looked at again behind a firing, or by another window, or by the trigger: what the function does
+        to its rows, or one behind it, must not be seen there."""
+        self._takes_copies = self.contents.reduce is not None and not self._is_list and (overlaps or not self._is_default)
+        """A row may be the value of several windows, each of which `reduce` may change in place."""
+        self._own = row_copier(self.input_type)
         self._is_plain_session = self._is_session and self._is_default and self._is_event_time and not self.settings.lateness_ms
         """Sessions fire once, at their end, and are gone."""
         if self._is_plain_session:
@@ -383,6 +391,8 @@ class WindowOperator(KeyedFunctionOperator):
     def _put_into(self, pane: _Pane, records: _Records, numbers_of: dict[bytes, list[int]]) -> None:
         """Records by key into a window that has not ended. It gets its timers with its first record."""
         opened: list[tuple[bytes, int]] = []
+        if self._takes_copies:
+            records = self._copied(records, numbers_of)
         if self.contents.reduce is not None and not self._is_list:
             self._reduce_into(pane.contents, records, numbers_of, self.contents.reduce, opened)
         else:
@@ -394,6 +404,12 @@ class WindowOperator(KeyedFunctionOperator):
                     opened.append((key, group))
         if opened:
             self._set_timers_of(opened, pane)
+
+    def _copied(self, records: _Records, numbers_of: Mapping[bytes, list[int]]) -> _Records:
+        rows, own = list(records.rows), self._own
+        for number in chain.from_iterable(numbers_of.values()):
+            rows[number] = own(rows[number])
+        return records._replace(rows=rows)
 
     def _reduce_into(
         self,
@@ -618,7 +634,10 @@ class WindowOperator(KeyedFunctionOperator):
             one.contents.clear()
 
     def _add(self, pane: _Pane, row: Any, stamp: int | None) -> None:
-        pane.contents.add(row if self.settings.evictor is None else self.contents.stamped(stamp, row))
+        if self.settings.evictor is not None:
+            pane.contents.add(self.contents.stamped(stamp, row))
+        else:
+            pane.contents.add(self._own(row) if self._takes_copies else row)
         context = self._trigger_context
         context.enter(pane.namespace, pane.trigger_namespace)
         result = self.settings.trigger.on_element(row, stamp, pane.window, context)
@@ -839,9 +858,9 @@ class WindowOperator(KeyedFunctionOperator):
             found = pane.contents.get()
             if self._is_list:
                 if found:
-                    self._call(found)
+                    self._call(list(map(self._own, found)) if self._hands_copies else found)
             elif found is not None:
-                self._call([found])
+                self._call([own_copy(found) if self._hands_copies else found])
         missing = len(self._rows) - len(self._stamps)
         if missing:
             self._stamps.extend(repeat(stamp, missing))
@@ -851,7 +870,7 @@ class WindowOperator(KeyedFunctionOperator):
         if not stored:
             return
         kept = evictor.evict_before([self.contents.unstamped(element) for element in stored], pane.window)
-        result = self.contents.result([element.value for element in kept])
+        result = self.contents.result([self._own(element.value) for element in kept])
         if result or self.contents.reduce is None:
             self._call(result)
         kept = evictor.evict_after(kept, pane.window)
