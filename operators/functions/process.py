@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, overload
 
@@ -14,7 +14,7 @@ from holdfast.operators.base import Operator, OperatorContext, Output, TimerServ
 from holdfast.operators.functions.context import FunctionContext
 from holdfast.operators.functions.operator_state import OperatorLists
 from holdfast.operators.functions.read_sets import read_set
-from holdfast.operators.functions.row_loops import LoopRows, LoopShape, course_columns, row_loop
+from holdfast.operators.functions.row_loops import LoopRows, LoopShape, course_columns, emitted_copier, row_loop
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import OutputTag, SideOutputDeclarations, SideOutputs
@@ -22,6 +22,7 @@ from holdfast.operators.task.timers import InternalTimerService
 from holdfast.operators.task.user_failures import NO_RECORD, Described, raise_located, shown
 from holdfast.statebackends.backend import KeyCourse, KeyedStateBackend
 from holdfast.statebackends.errors import GraphError, InvariantError, UndeclaredStateError
+from holdfast.statebackends.serialization.state_serializer import can_change_in_place
 from holdfast.statebackends.state import (
     AggregatingStateDescriptor,
     AppendingState,
@@ -275,7 +276,14 @@ class FunctionOperator(Operator):
         super().setup(context, output)
         self._rows: list[Any] = []
         self._stamps: list[int | None] = []
-        self._sides = SideOutputs(self.side_outputs, context, output)
+        copies = any(map(can_change_in_place, self._kept_states()))
+        self._own = emitted_copier(self.output_type) if copies else None
+        """A row that is emitted, apart from the state: the next call changes a value that it was given."""
+        self._sides = SideOutputs(self.side_outputs, context, output, copies=copies)
+
+    def _kept_states(self) -> Iterable[StateDescriptor]:
+        """States whose values the function may emit as they are kept."""
+        return self.function.states
 
     def open(self) -> None:
         self._context = self._new_context()
@@ -331,11 +339,16 @@ class FunctionOperator(Operator):
 
         target = None if course is None else course.target
         columns = course_columns(rows, course, stamps)
-        row_loop(shape)(process, context, emitted.append, emitted, counts, target, failed, columns)
+        row_loop(shape)(process, context, self._collector(), emitted, counts, target, failed, columns)
         self._emit(None if batch.timestamps is None else np.repeat(batch.timestamps, np.diff(counts, prepend=0)))
         self._sides.flush()
 
     # ------------------------------------------------------------------------------------------------------- output
+
+    def _collector(self) -> Collector:
+        """What the function emits rows with, until they are emitted."""
+        append, own = self._rows.append, self._own
+        return append if own is None else lambda row: append(own(row))
 
     def _emit(self, stamps: npt.NDArray[np.int64] | None) -> None:
         """Emit what was collected; the list is a new one, since the batch keeps the old."""
@@ -428,7 +441,7 @@ class KeyedFunctionOperator(FunctionOperator):
     def _on_timer(self, timestamp_ms: int, namespace: bytes) -> None:
         self._context.timestamp = timestamp_ms
         try:
-            self.function.on_timer(timestamp_ms, self._context, self._rows.append)
+            self.function.on_timer(timestamp_ms, self._context, self._collector())
         except Exception as error:
             record = Described(f"timer {timestamp_ms} of key {self._context.key!r}")
             self._raise(error, self.function.on_timer, record)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
+from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
@@ -19,6 +20,7 @@ from operator import length_hint
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
@@ -103,6 +105,23 @@ def row_copier(rows: RowType) -> Callable[[Any], Any]:
 
 def _flat_copy(row: Any) -> Any:
     return row.copy() if type(row) is dict else copy(row)
+
+
+def emitted_copier(rows: RowType) -> Callable[[Any], Any]:
+    """A row that a function emits, apart from what it keeps as state. Of rows without declared columns the row alone, not the lists
+    in it."""
+    return _shallow_copy if rows.schema is None else functools.partial(_copied_if_it_can_be, row_copier(rows))
+
+
+def _shallow_copy(row: Any) -> Any:
+    return copy(row) if isinstance(row, dict | list | msgspec.Struct) or is_dataclass(row) else row
+
+
+def _copied_if_it_can_be(own: Callable[[Any], Any], row: Any) -> Any:
+    try:
+        return own(row)
+    except Exception:  # such as of a generator: it does not fit its column either, and that error names the column
+        return row
 
 
 def _no_pair(result: Any) -> TypeError:

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import OperatorContext, Output
+from holdfast.operators.functions.row_loops import emitted_copier
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
 from holdfast.statebackends.errors import GraphError, UndeclaredOutputError
 
@@ -72,10 +73,11 @@ def declared_side_outputs(declared: SideOutputDeclarations, operator: str) -> di
 class _Side:
     """Rows of one tag that wait to be emitted."""
 
-    __slots__ = ("rows", "stamps", "type")
+    __slots__ = ("own", "rows", "stamps", "type")
 
-    def __init__(self, row_type: RowType) -> None:
+    def __init__(self, row_type: RowType, *, copies: bool) -> None:
         self.type = row_type
+        self.own = emitted_copier(row_type) if copies else None
         self.rows: list[Any] = []
         self.stamps: list[int | None] = []
 
@@ -83,9 +85,13 @@ class _Side:
 class SideOutputs:
     """What the function of one subtask emits to side outputs. Rows for a tag that nobody reads are not kept."""
 
-    __slots__ = ("_declared", "_operator", "_output", "_sides", "_takes")
+    __slots__ = ("_copies", "_declared", "_operator", "_output", "_sides", "_takes")
 
-    def __init__(self, declared: Mapping[str, RowType], operator: OperatorContext, output: Output) -> None:
+    def __init__(
+        self, declared: Mapping[str, RowType], operator: OperatorContext, output: Output, *, copies: bool = False
+    ) -> None:
+        """`copies`: the function may emit what it keeps as state."""
+        self._copies = copies
         self._declared = declared
         self._operator = operator
         self._output = output
@@ -95,7 +101,8 @@ class SideOutputs:
     def begin(self) -> None:
         """The function was opened: from now on it gets records, and may emit."""
         self._takes = True
-        self._sides = {tag: _Side(rows) for tag, rows in self._declared.items() if self._output.has_readers(tag)}
+        read = ((tag, rows) for tag, rows in self._declared.items() if self._output.has_readers(tag))
+        self._sides = {tag: _Side(rows, copies=self._copies) for tag, rows in read}
 
     def end(self) -> None:
         """It is about to be closed, and may emit no more."""
@@ -107,7 +114,7 @@ class SideOutputs:
         name = tag.name if isinstance(tag, OutputTag) else tag
         side = self._sides.get(name)
         if side is not None:
-            side.rows.append(row)
+            side.rows.append(row if side.own is None else side.own(row))
             side.stamps.append(timestamp_ms)
         elif not self._takes or name not in self._declared:
             raise self._refused(name)

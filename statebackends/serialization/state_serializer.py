@@ -66,6 +66,13 @@ _STAMP = struct.Struct(">q")
 """Stamp before the encoding of a value of a state with a TTL."""
 
 
+def can_change_in_place(descriptor: StateDescriptor) -> bool:
+    """Whether a value, list element or map value that the state gives may be changed. Raises InvalidConfigError."""
+    if isinstance(descriptor, ColumnarStateDescriptor | RowTableStateDescriptor | OperatorListStateDescriptor):
+        return False
+    return copier_of(TypeSerializer.of(descriptor.type)) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class StateSerializer:
     """Serializer of one value, list, map, reducing or aggregating state."""

@@ -15,7 +15,7 @@ from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.options import stored_row_type
 from holdfast.operators.task.user_failures import check_returns, returned_none
 from holdfast.statebackends.errors import GraphError, InvalidConfigError
-from holdfast.statebackends.state import Ttl, ValueState, ValueStateDescriptor
+from holdfast.statebackends.state import StateDescriptor, Ttl, ValueState, ValueStateDescriptor
 
 _STATE = "value"
 
@@ -86,6 +86,9 @@ class CarryingOperator(KeyedFunctionOperator):
         self.descriptor = state
         self.selector = selector
         self.input_type = input_type
+
+    def _kept_states(self) -> tuple[StateDescriptor, ...]:
+        return ()  # a row that is the value is copied where it is emitted
 
     def open(self) -> None:
         super().open()

@@ -215,6 +215,9 @@ class WindowOperator(KeyedFunctionOperator):
             own.append(SESSIONS)
         return (*own, *self.settings.trigger.states, *self.function.states, *self.function.window_states)
 
+    def _kept_states(self) -> tuple[StateDescriptor, ...]:
+        return (*self.function.states, *self.function.window_states)
+
     def setup(self, context: OperatorContext, output: Output) -> None:
         super().setup(context, output)
         self._reached = KeptWatermark()
@@ -238,7 +241,7 @@ class WindowOperator(KeyedFunctionOperator):
         to its rows, or one behind it, must not be seen there."""
         self._takes_copies = self.contents.reduce is not None and not self._is_list and (overlaps or not self._is_default)
         """A row may be the value of several windows, each of which `reduce` may change in place."""
-        self._own = row_copier(self.input_type)
+        self._own_row = row_copier(self.input_type)
         self._is_plain_session = self._is_session and self._is_default and self._is_event_time and not self.settings.lateness_ms
         """Sessions fire once, at their end, and are gone."""
         if self._is_plain_session:
@@ -406,7 +409,7 @@ class WindowOperator(KeyedFunctionOperator):
             self._set_timers_of(opened, pane)
 
     def _copied(self, records: _Records, numbers_of: Mapping[bytes, list[int]]) -> _Records:
-        rows, own = list(records.rows), self._own
+        rows, own = list(records.rows), self._own_row
         for number in chain.from_iterable(numbers_of.values()):
             rows[number] = own(rows[number])
         return records._replace(rows=rows)
@@ -637,7 +640,7 @@ class WindowOperator(KeyedFunctionOperator):
         if self.settings.evictor is not None:
             pane.contents.add(self.contents.stamped(stamp, row))
         else:
-            pane.contents.add(self._own(row) if self._takes_copies else row)
+            pane.contents.add(self._own_row(row) if self._takes_copies else row)
         context = self._trigger_context
         context.enter(pane.namespace, pane.trigger_namespace)
         result = self.settings.trigger.on_element(row, stamp, pane.window, context)
@@ -858,7 +861,7 @@ class WindowOperator(KeyedFunctionOperator):
             found = pane.contents.get()
             if self._is_list:
                 if found:
-                    self._call(list(map(self._own, found)) if self._hands_copies else found)
+                    self._call(list(map(self._own_row, found)) if self._hands_copies else found)
             elif found is not None:
                 self._call([own_copy(found) if self._hands_copies else found])
         missing = len(self._rows) - len(self._stamps)
@@ -870,7 +873,7 @@ class WindowOperator(KeyedFunctionOperator):
         if not stored:
             return
         kept = evictor.evict_before([self.contents.unstamped(element) for element in stored], pane.window)
-        result = self.contents.result([self._own(element.value) for element in kept])
+        result = self.contents.result([self._own_row(element.value) for element in kept])
         if result or self.contents.reduce is None:
             self._call(result)
         kept = evictor.evict_after(kept, pane.window)
@@ -881,7 +884,7 @@ class WindowOperator(KeyedFunctionOperator):
         if isinstance(self.function, PassOn):
             self._rows.extend(elements)
         else:
-            self.function.process(self._context.key, self._context, elements, self._rows.append)
+            self.function.process(self._context.key, self._context, elements, self._collector())
 
     def _emit_fired(self) -> None:
         stamps, self._stamps = self._stamps, []
