@@ -88,13 +88,13 @@ class FeedLog:
         return self.entries[index] if index >= 0 and position < self.entries[index].stop else None
 
     def is_idle(self, stripes: Iterable[int], position: int) -> bool:
-        """Whether a subtask with these stripes was silent in front of a position."""
+        """Whether a subtask with these stripes was silent in front of a position. A watermark ends a silence, as of any source."""
         known = set(stripes)
         for entry in reversed(self.entries):
-            if isinstance(entry, _Rows) or entry.start >= position or entry.poll.idle is None:
+            if isinstance(entry, _Rows) or entry.start >= position or entry.poll.finished:
                 continue
             if entry.stripe is None or entry.stripe in known:
-                return entry.poll.idle
+                return entry.poll.idle is True
         return False
 
     def stripe_of(self, subtask: int) -> int:
@@ -298,7 +298,7 @@ class Feed:
         self._give(Poll(idle=True), self._stripe(to))
 
     def active(self, *, to: int | None = None) -> None:
-        """The silence is over; so it is, too, when a row is added."""
+        """The silence is over; so it is, too, when a row is added, or a watermark given."""
         self._give(Poll(idle=False), self._stripe(to))
 
     def end(self) -> None:

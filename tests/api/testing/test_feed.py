@@ -206,6 +206,23 @@ def test_two_feeds_are_two_inputs_of_a_union(job: hf.testing.Job) -> None:
     assert job.status == "FINISHED"
 
 
+def test_a_watermark_ends_a_silence_for_a_restore_too(job: hf.testing.Job) -> None:
+    one, other = job.input("one", EVENTS), job.input("other", EVENTS)
+    out = job.output(windows(one.stream.union(other.stream)))
+    job.start()
+    one.add(numbers(1), at=10)
+    other.idle()
+    other.watermark(500)
+    one.watermark(5_000)
+    assert (out.take(), job.watermark("windows")) == ([], 500)
+    job.checkpoint()
+    job.restart()
+    one.watermark(6_000)
+    assert out.take() == [], "it holds the other back, as before"
+    other.idle()
+    assert [each["total"] for each in out.rows()] == [1]
+
+
 # --------------------------------------------------------------------------------------------------------------- replay
 
 
