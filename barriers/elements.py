@@ -5,7 +5,6 @@ A Batch holds rows or columns and converts lazily, at most once, where the two m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from itertools import compress
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.erasure import Erasure
-from holdfast.barriers.rows import columns_to_rows, fitting_columns, rows_to_columns
+from holdfast.barriers.rows import columns_to_rows, copied_apart, fitting_columns, rows_to_columns
 from holdfast.statebackends.errors import InvalidConfigError
 
 MIN_WATERMARK = -(2**63)
@@ -156,7 +155,7 @@ class Batch:
         must not be seen by the others. Columns are immutable and stay shared."""
         if self._columns is None and self.schema is None:
             assert self._rows is not None
-            return self._like(None, [copy(row) for row in self._rows], self.timestamps)
+            return self._like(None, [copied_apart(row) for row in self._rows], self.timestamps)
         return self._like(self.columns(), None, self.timestamps)
 
     def with_timestamps(self, timestamps: npt.NDArray[np.int64]) -> Batch:

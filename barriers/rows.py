@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, date, datetime
+from copy import copy, deepcopy
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +34,25 @@ PYTHON_TYPES: dict[pa.DataType, str] = {
 """What a column of the type is called by who declares it with an annotation."""
 _MISFIT = (pa.ArrowException, LookupError, AttributeError, TypeError, ValueError, OverflowError)
 """What a conversion raises on a row that doesn't fit."""
+
+
+_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID})
+"""Types of values that nothing changes in place."""
+
+
+def own_copy(row: Any) -> Any:
+    """A row to emit of one that is kept as state, with lists and the like of its own: a function that changes what it is given of
+    its state, or another one that changes its row, must change nothing of the other. Most rows have no lists, and are copied ten
+    times as fast."""
+    return copy(row) if isinstance(row, dict) and _UNCHANGEABLE.issuperset(map(type, row.values())) else deepcopy(row)
+
+
+def copied_apart(row: Any) -> Any:
+    """`own_copy` of a row that may be any object: what can't be copied, such as a lock in it, stays shared."""
+    try:
+        return own_copy(row)
+    except Exception:
+        return copy(row)
 
 
 def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Any] | None = None) -> list[Any]:

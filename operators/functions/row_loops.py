@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from itertools import chain
 from operator import length_hint
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.rows import values_of
+from holdfast.barriers.rows import own_copy, values_of
 from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.backend import KeyCourse
 from holdfast.statebackends.errors import InvalidConfigError
@@ -83,17 +80,6 @@ _CARRYING = [
     "if result is not None:",
     " collect(own_copy(result) if result is kept else result)",
 ]
-
-
-_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID})
-"""Types of values that nothing changes in place."""
-
-
-def own_copy(row: Any) -> Any:
-    """A row to emit of one that is kept as state, with lists and the like of its own: a function that changes what it is given of
-    its state, or another one that changes its row, must change nothing of the other. Most rows have no lists, and are copied ten
-    times as fast."""
-    return copy(row) if isinstance(row, dict) and _UNCHANGEABLE.issuperset(map(type, row.values())) else deepcopy(row)
 
 
 def row_copier(rows: RowType) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -245,3 +246,20 @@ def test_an_unshared_batch_has_rows_of_its_own(batch: Batch) -> None:
         row.n = 2
     assert repr(batch.rows()) == before == repr(batch.unshared().rows())
     assert repr(other.rows()) != before
+
+
+def test_an_unshared_batch_of_rows_without_columns_shares_no_lists_either() -> None:
+    batch = Batch(rows=[{"tags": ["a"]}, [1, [2]]])
+    first, second = batch.unshared().rows()
+    first["tags"].append("b")
+    second[1].append(3)
+    assert batch.rows() == [{"tags": ["a"]}, [1, [2]]]
+
+
+def test_what_can_not_be_copied_is_shared_and_its_row_is_not() -> None:
+    lock = threading.Lock()
+    batch = Batch(rows=[{"lock": lock}])
+    (row,) = batch.unshared().rows()
+    row["n"] = 1
+    assert row["lock"] is lock
+    assert batch.rows() == [{"lock": lock}]

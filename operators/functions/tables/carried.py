@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from holdfast.barriers.elements import Batch
+from holdfast.barriers.rows import own_copy
 from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator
 from holdfast.operators.functions.read_sets import read_set
-from holdfast.operators.functions.row_loops import LoopRows, own_copy
+from holdfast.operators.functions.row_loops import LoopRows
 from holdfast.operators.functions.schema import UNDECLARED, RowType, declared_type
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.windows.options import stored_row_type

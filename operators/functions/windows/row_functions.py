@@ -15,9 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from holdfast.barriers.elements import MAX_WATERMARK, MIN_WATERMARK, Batch
+from holdfast.barriers.rows import own_copy
 from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output
 from holdfast.operators.functions.process import Collector, KeyedFunction, KeyedFunctionOperator, ProcessContext
-from holdfast.operators.functions.row_loops import own_copy, row_copier
+from holdfast.operators.functions.row_loops import row_copier
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.selectors import Selector
 from holdfast.operators.functions.side_outputs import SideOutputs

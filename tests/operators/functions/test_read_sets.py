@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.barriers.elements import Batch
-from holdfast.barriers.rows import columns_to_rows
+from holdfast.barriers.rows import columns_to_rows, own_copy
 from holdfast.operators.functions.process import CallableProcessFunction, PlainProcessOperator, ProcessFunction, ProcessOperator
 from holdfast.operators.functions.read_sets import read_set
-from holdfast.operators.functions.row_loops import own_copy
 from holdfast.operators.functions.rows import FilterOperator, FlatMapOperator, MapOperator
 from holdfast.operators.functions.schema import UNDECLARED, RowType
 from holdfast.operators.functions.selectors import key_selector
