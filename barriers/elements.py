@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.erasure import Erasure
-from holdfast.barriers.rows import columns_to_rows, copied_apart, fitting_columns, rows_to_columns
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.barriers.rows import columns_to_rows, copied_apart, fitting_columns, rows_to_columns, text_of
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
 
 MIN_WATERMARK = -(2**63)
 MAX_WATERMARK = 2**63 - 1
@@ -152,10 +152,11 @@ class Batch:
 
     def unshared(self) -> Batch:
         """The same records with rows of its own, for one of several consumers: a function that changes its row in place
-        must not be seen by the others. Columns are immutable and stay shared."""
+        must not be seen by the others. Columns are immutable and stay shared. Raises InvalidRowError for a row that can't be
+        copied, such as one with a lock in it."""
         if self._columns is None and self.schema is None:
             assert self._rows is not None
-            return self._like(None, [copied_apart(row) for row in self._rows], self.timestamps)
+            return self._like(None, _copies(self._rows), self.timestamps)
         return self._like(self.columns(), None, self.timestamps)
 
     def with_timestamps(self, timestamps: npt.NDArray[np.int64]) -> Batch:
@@ -195,6 +196,20 @@ class Batch:
                 self._column_bytes = max(1, int(self._columns.nbytes))
             return self._column_bytes
         return max(1, 64 * self.num_rows)
+
+
+def _copies(rows: Sequence[Row]) -> list[Row]:
+    """Raises InvalidRowError."""
+    copies: list[Row] = []
+    try:
+        for row in rows:
+            copies.append(copied_apart(row))
+    except Exception as error:
+        reason = f"it can't be copied: {type(error).__name__}: {text_of(error, str)}"
+        record = text_of(rows[len(copies)], repr)
+        message = f"a row can't be given to several readers, {reason}; record {record}"
+        raise InvalidRowError(message, reason=reason, record=record) from error
+    return copies
 
 
 class Watermark(msgspec.Struct, frozen=True, tag="watermark"):

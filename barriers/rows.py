@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError, SchemaMismatchError
 
 REPR_CHARACTERS_MAX = 500
 """A record is shown in an error with at most this many characters."""
@@ -32,6 +32,13 @@ PYTHON_TYPES: dict[pa.DataType, str] = {
     pa.timestamp("us", "UTC"): "datetime",
 }
 """What a column of the type is called by who declares it with an annotation."""
+_DATETIMES_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last datetime, in microseconds since 1970."""
+_DATES = (-719_162, 2_932_896)
+"""The first and the last date, in days since 1970."""
+_NOT_A_TIME = -(2**63)
+"""A null, as numpy has it in columns of times."""
+
 _MISFIT = (pa.ArrowException, LookupError, AttributeError, TypeError, ValueError, OverflowError)
 """What a conversion raises on a row that doesn't fit."""
 
@@ -59,12 +66,13 @@ def columns_to_rows(columns: pa.RecordBatch, row_factory: Callable[..., Any] | N
     """Rows of a record batch: dicts by column name in column order, or `row_factory(**fields)`.
 
     Values are Python's: int, float, str, bytes, bool, date, datetime (us, aware when the column has a zone), Decimal, None.
-    Raises InvalidConfigError on a column of nanoseconds, which a datetime can't hold."""
+    Raises InvalidConfigError on a column of nanoseconds, which a datetime can't hold, and InvalidRowError for a time beyond
+    Python's, as of milliseconds that were given as microseconds."""
     names = tuple(columns.schema.names)
     if not names:
         make = dict if row_factory is None else row_factory
         return [make() for _ in range(columns.num_rows)]
-    values = [values_of(column) for column in columns.columns]
+    values = [values_of(column, name) for name, column in zip(names, columns.columns, strict=True)]
     if row_factory is None:
         rows: list[Any] = _dict_maker(names)(*values)
         return rows
@@ -82,21 +90,41 @@ def _dict_maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
     return maker
 
 
-def values_of(array: pa.Array) -> list[Any]:
-    """The Python values of a column. Dates and times go through numpy, which is several times faster than pyarrow."""
+def values_of(array: pa.Array, name: str = "") -> list[Any]:
+    """The Python values of a column. Dates and times go through numpy, which is several times faster than pyarrow, and would give
+    a bare number for a time beyond Python's. Raises as `columns_to_rows`; `name`: of the column, for that."""
     kind = array.type
-    if pa.types.is_timestamp(kind):
-        if kind.unit == "ns":
-            raise InvalidConfigError("a column of nanoseconds has no Python values: cast it to timestamp[us] first")
-        naive = array.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).tolist()
-        if kind.tz is None:
-            return naive  # type: ignore[no-any-return]
-        if kind.tz in ("UTC", "Etc/UTC", "+00:00"):
-            return [value and value.replace(tzinfo=UTC) for value in naive]
+    try:
+        if pa.types.is_timestamp(kind):
+            if kind.unit == "ns":
+                raise InvalidConfigError("a column of nanoseconds has no Python values: cast it to timestamp[us] first")
+            moments = array.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)
+            _check_range(moments, _DATETIMES_US, "datetime", name)
+            if kind.tz is None:
+                return moments.tolist()  # type: ignore[no-any-return]
+            if kind.tz in ("UTC", "Etc/UTC", "+00:00"):
+                return [value and value.replace(tzinfo=UTC) for value in moments.tolist()]
+        elif pa.types.is_date32(kind):
+            days = array.to_numpy(zero_copy_only=False)
+            _check_range(days, _DATES, "date", name)
+            return days.tolist()  # type: ignore[no-any-return]
         return array.to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_date32(kind):
-        return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-    return array.to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowInvalid, OverflowError, ValueError) as error:  # times of other units or zones, or within lists and structs
+        raise _beyond_python(f"a value of {kind} has no Python value: {error}", name) from error
+
+
+def _check_range(times: np.ndarray[Any, Any], bounds: tuple[int, int], what: str, name: str) -> None:
+    """Raises InvalidRowError for the first time that is out of bounds."""
+    numbers = times.view(np.int64)
+    first, last = bounds
+    outside = (numbers > last) | ((numbers < first) & (numbers != _NOT_A_TIME))
+    if outside.any():
+        raise _beyond_python(f"{times[int(outside.argmax())]} is no {what} of Python's, of the years 1 to 9999", name)
+
+
+def _beyond_python(reason: str, name: str) -> InvalidRowError:
+    where = f"column {name!r}: " if name else ""
+    return InvalidRowError(f"{where}{reason}", column=name or None, reason=reason)
 
 
 def rows_to_columns(rows: Sequence[Any], schema: pa.Schema, producer: str = "") -> pa.RecordBatch:
@@ -286,10 +314,18 @@ def _first_misfit(row: Any, schema: pa.Schema) -> tuple[str | None, str]:
 def _error(producer: str, index: int | None, column: str | None, reason: str, row: Any) -> SchemaMismatchError:
     where = f"operator {producer!r}: " if producer else ""
     which = "rows don't" if index is None else f"row {index} of a batch doesn't"
-    shown = repr(row)[:REPR_CHARACTERS_MAX]
+    shown = text_of(row, repr)
     return SchemaMismatchError(
         f"{where}{which} fit the declared schema{f', column {column!r}' if column else ''}: {reason}; record {shown}",
         operator=producer,
         column=column,
         record=shown,
     )
+
+
+def text_of(value: object, form: Callable[[object], str]) -> str:
+    """Text of a user's object, truncated. One that has none does not hide the error that it belongs to."""
+    try:
+        return form(value)[:REPR_CHARACTERS_MAX]
+    except Exception as error:
+        return f"<{type(value).__name__} whose {form.__name__} raises {type(error).__name__}>"

@@ -566,13 +566,13 @@ class InvalidRecordError(HoldfastError):
 
 class InvalidRowError(HoldfastError):
     """A row that can't go on: the target of a sink would never take it, found before it is staged; or it is for another process,
-    and can't be sent. Mend the rows in front of what refuses them."""
+    and can't be sent, or not made anew there. Mend the rows in front of what refuses them."""
 
     operator: str | None = None
     """The sink, or who made the row that can't be sent."""
     subtask: int | None = None
     receiver: str | None = None
-    """Uid of the operator that a row can't be sent to; None: a sink refuses it."""
+    """Uid of the operator that a row can't be sent to, or that can't take it in; None: a sink refuses it."""
     column: str | None = None
     reason: str
     record: str | None = None

@@ -229,7 +229,7 @@ class InputChannel:
         """The element of a frame that is due; None for one of another attempt and for a last-sequence frame that agrees.
 
         Raises ProtocolError, which fails the attempt, on a gap, a repeat, a peer that has sent more than came, or a payload
-        that can't be decoded."""
+        that can't be decoded; InvalidRowError, which fails the subtask, for rows that can't be made anew: they are lost to it."""
         if frame.attempt != self._attempt:
             return None
         if _is_last_sequence(frame):

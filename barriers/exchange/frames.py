@@ -9,7 +9,7 @@ the header is read, until its sender, attempt, channel (admission.py) and sequen
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias, assert_never, cast
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch, ElementEvent, Row
 from holdfast.barriers.exchange.credits import CreditAnnouncement
-from holdfast.barriers.rows import REPR_CHARACTERS_MAX
+from holdfast.barriers.rows import text_of
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import HoldfastError, InvalidRowError, ProtocolError
 
@@ -206,11 +206,12 @@ class FrameDecoder:
         self._schemas: dict[ChannelId, pa.Schema] = {}
 
     def decode(self, encoded: EncodedFrame) -> Frame:
-        """The whole frame; only for one whose sender was checked. Raises ProtocolError."""
+        """The whole frame; only for one whose sender was checked. Raises InvalidRowError for rows that their own classes don't make
+        anew here, ProtocolError for anything else that can't be decoded."""
         header, channel = encoded.header, encoded.channel
         try:
             payload = self._payload(header, channel, _sections(header, encoded.parts))
-        except ProtocolError:
+        except (ProtocolError, InvalidRowError):
             raise
         except Exception as error:
             raise ProtocolError(f"a {header.kind.name} frame can't be decoded: {error}", channel=tuple(channel)) from error
@@ -225,7 +226,7 @@ class FrameDecoder:
             case FrameKind.LAST_SEQUENCE:
                 return _sequences.decode(parts[0])
             case FrameKind.ROWS:
-                return Batch(rows=pickle.loads(parts[0]), timestamps=_timestamps(header, parts))
+                return Batch(rows=_unpickled(parts[0]), timestamps=_timestamps(header, parts))
             case FrameKind.ARROW_STREAM:
                 table = pa.ipc.open_stream(pa.py_buffer(_aligned(parts[0])))
                 return Batch(columns=table.read_next_batch(), timestamps=_timestamps(header, parts))
@@ -263,10 +264,22 @@ def _pickled(rows: list[Row]) -> bytes:
     try:
         return pickle.dumps(rows, protocol=5)
     except Exception as error:
-        reason = f"it can't be pickled: {type(error).__name__}: {_text_of(error, str)}"
-        record = next((_text_of(row, repr) for row in rows if not _is_picklable(row)), None)
+        reason = f"it can't be pickled: {type(error).__name__}: {text_of(error, str)}"
+        record = next((text_of(row, repr) for row in rows if not _is_picklable(row)), None)
         shown = "" if record is None else f"; record {record}"
         raise InvalidRowError(f"a row can't be sent to another process, {reason}{shown}", reason=reason, record=record) from error
+
+
+def _unpickled(data: memoryview) -> list[Row]:
+    """Raises InvalidRowError for a row whose class is missing here, or raises as it is made anew: code of the user's, as much as
+    what pickled it. Which row that was can't be told: there is none."""
+    try:
+        return cast(list[Row], pickle.loads(data))
+    except (pickle.UnpicklingError, EOFError):
+        raise  # no pickle at all
+    except Exception as error:
+        reason = f"it can't be unpickled: {type(error).__name__}: {text_of(error, str)}"
+        raise InvalidRowError(f"a row can't be taken in by another process, {reason}", reason=reason) from error
 
 
 def _is_picklable(row: Row) -> bool:
@@ -275,14 +288,6 @@ def _is_picklable(row: Row) -> bool:
     except Exception:
         return False
     return True
-
-
-def _text_of(value: object, form: Callable[[object], str]) -> str:
-    """Text of a user's object, truncated. One that has none does not hide the error that it belongs to."""
-    try:
-        return form(value)[:REPR_CHARACTERS_MAX]
-    except Exception as error:
-        return f"<{type(value).__name__} whose {form.__name__} raises {type(error).__name__}>"
 
 
 def _control(frame: Frame, kind: FrameKind, payload: ElementEvent | CreditAnnouncement | LastSequence) -> list[Part]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from holdfast.barriers.elements import Batch, Element, ElementEvent
 from holdfast.barriers.jobgraph import JobEdge, Partitioning
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
 from holdfast.statebackends.keygroups import check_parallelism
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.serialization.key_group_columns import subtasks_of_key_groups
@@ -41,13 +41,26 @@ class ForwardPartitioner:
 
 
 class BroadcastPartitioner:
-    """All rows to every channel; the batch is shared, not copied."""
+    """All rows to every channel. Those that leave the process share the batch. The one that ends in it gets the very rows, which
+    its reader may change while others still wait for credit, to be encoded then: it has rows of its own."""
 
-    def __init__(self, channel_count: int) -> None:
+    def __init__(self, channel_count: int, *, producer: int) -> None:
         self._channel_count = channel_count
+        self._producer = producer
 
     def split(self, batch: Batch) -> Parts:
-        return [(channel, batch) for channel in range(self._channel_count)] if batch.num_rows else ()
+        if batch.num_rows == 0:
+            return ()
+        if self._channel_count == 1:
+            return ((0, batch),)
+        return [(channel, _own_rows(batch) if channel == self._producer else batch) for channel in range(self._channel_count)]
+
+
+def _own_rows(batch: Batch) -> Batch:
+    try:
+        return batch.unshared()
+    except InvalidRowError:  # what can't be copied can't be sent either: the sender says so, and names both ends
+        return batch
 
 
 class RebalancePartitioner:
@@ -258,7 +271,7 @@ def partitioner_of(
         case Partitioning.REBALANCE | Partitioning.RESCALE:
             return RebalancePartitioner(target.channel_count)
         case Partitioning.BROADCAST:
-            return BroadcastPartitioner(target.channel_count)
+            return BroadcastPartitioner(target.channel_count, producer=target.producer)
         case Partitioning.SHUFFLE:
             return ShufflePartitioner(target.channel_count, seed=edge.seed or 0, producer=target.producer)
         case Partitioning.HASH:

@@ -48,7 +48,7 @@ class CustomPartitioning:
         if not isinstance(self.key, tuple):
             return self._results(self.key, batch, operator, self._rows(batch))
         columns = batch.columns()
-        values = [values_of(columns.column(name)) for name in self.key]
+        values = [values_of(columns.column(name), name) for name in self.key]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _results(self, function: Callable[..., Any], batch: Batch, operator: str, *arguments: Iterable[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import own_copy, values_of
 from holdfast.operators.functions.schema import RowType
 from holdfast.statebackends.backend import KeyCourse
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
 
 Loop = Callable[..., None]
 
@@ -190,7 +190,7 @@ class LoopRows:
             self.names = names
         else:
             self.names = tuple(name for name in names if name in reads)
-        self.columns = [values_of(column) for name, column in zip(names, columns.columns, strict=True) if name in self.names]
+        self.columns = [values_of(column, name) for name, column in zip(names, columns.columns, strict=True) if name in self.names]
         if not self.names:
             self.columns = [range(columns.num_rows)]
         if len(self.names) < len(names):
@@ -218,9 +218,9 @@ class LoopRows:
         alone = batch.slice(position, 1)
         try:
             return alone.rows()[0]
-        except InvalidConfigError:  # a column that the function doesn't read has no Python values: no reason to hide its own error
+        except (InvalidConfigError, InvalidRowError):  # of a column that the function doesn't read: no reason to hide its own error
             columns = alone.columns()
-            return {name: values_of(columns.column(name))[0] for name in self.names or ()}
+            return {name: values_of(columns.column(name), name)[0] for name in self.names or ()}
 
     def whole(self, row: Any) -> Any:
         """The row at hand in the loop, with all its columns: for an error that shows it."""

@@ -23,7 +23,7 @@ from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
 from holdfast.operators.task.inflight import EdgeLog
 from holdfast.statebackends.backend import KeyedStateBackend
-from holdfast.statebackends.errors import InvariantError
+from holdfast.statebackends.errors import InvalidRowError, InvariantError
 from holdfast.statebackends.panics import failure_of
 
 
@@ -111,22 +111,41 @@ class ChainNode:
 class _Branch:
     """Who takes the records of one output: direct calls to the operators behind it, and the partitions that it feeds."""
 
-    __slots__ = ("_children", "_is_shared", "_partitions")
+    __slots__ = ("_children", "_is_shared", "_partitions", "_uid")
 
     def __init__(self, node: ChainNode, tag: str | None) -> None:
         readers = node.readers.get(tag, [])
+        self._uid = node.uid
+        """Of the operator whose output it is."""
         nodes = [reader for reader in readers if isinstance(reader, ChainNode)]
-        self._children = tuple((child.context.counters, child.operator.process_batch) for child in nodes)
+        self._children = tuple((child.context.counters, child.operator.process_batch, child.uid) for child in nodes)
         self._partitions = tuple(reader.emit for reader in readers if not isinstance(reader, ChainNode))
         self._is_shared = len(readers) > 1 or len(node.readers) > 1
         """Somebody else may have the same rows: an operator may emit one to several of its outputs."""
 
     def send(self, batch: Batch, count: int) -> None:
-        for counters, process in self._children:
+        for counters, process, uid in self._children:
             counters.records_in += count
-            process(batch.unshared() if self._is_shared else batch, 0)
+            own = self._own(batch) if self._is_shared else batch
+            try:
+                process(own, 0)
+            except InvalidRowError as error:
+                raise _of_operator(error, uid) from error.__cause__
         for emit in self._partitions:
-            emit(batch.unshared() if self._is_shared else batch)
+            emit(self._own(batch) if self._is_shared else batch)
+
+    def _own(self, batch: Batch) -> Batch:
+        try:
+            return batch.unshared()
+        except InvalidRowError as error:
+            raise _of_operator(error, self._uid) from error.__cause__
+
+
+def _of_operator(error: InvalidRowError, uid: str) -> InvalidRowError:
+    """The error of a row that an operator could not read, or that could not be copied for those behind it: it knows no operator."""
+    if error.operator is not None:
+        return error
+    return InvalidRowError.of(f"operator {uid!r}: {error.message}", {**error.fields, "operator": uid, "frames": ""})
 
 
 class ChainOutput:
@@ -279,7 +298,10 @@ class OperatorChain:
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.head.context.counters.records_in += batch.num_rows
-        self.head.operator.process_batch(batch, input_index)
+        try:
+            self.head.operator.process_batch(batch, input_index)
+        except InvalidRowError as error:
+            raise _of_operator(error, self.head.uid) from error.__cause__
 
     def end_input(self, input_index: int) -> Iterator[None]:
         """One of several inputs of the head has ended."""

@@ -266,17 +266,23 @@ def returned_none(
 
 
 def unsent_error(error: HoldfastError, *, operator: str, subtask: int, receiver: str, receiver_subtask: int) -> HoldfastError:
-    """The error of an operator whose output can't be sent to a subtask of another process. One that names who made the row already
-    keeps its words."""
+    """The error of an operator whose output can't be sent to a subtask of another process, or can't be taken in there. One that
+    names who made the row already keeps its words."""
     message, fields = error.message, error.fields
     if not message.startswith("operator "):
         message = f"{_where(operator, subtask)}: to {_where(receiver, receiver_subtask)}: {message}"
     if isinstance(error, InvalidRowError):
         message += "; emit what pickle takes, or columns: declare them with returns="
-        fields = {**error.fields, "operator": operator, "receiver": receiver, "frames": ""}
+        fields = {**error.fields, "operator": operator, "receiver": receiver, "frames": _frames_of_row(error)}
     found = type(error).of(message, {"operator": operator, **fields, "subtask": subtask})
     found.__cause__ = error  # where it comes from, for whoever reads the whole trace
     return found
+
+
+def _frames_of_row(error: InvalidRowError) -> str:
+    """The user's frames of what pickled a row, or made it anew; empty where there are none: ours say nothing of a row."""
+    cause = error.__cause__
+    return frames_text(cause) if cause is not None and user_frames(cause) else ""
 
 
 def stack_trace(error: BaseException) -> str:
@@ -290,7 +296,7 @@ def stack_trace(error: BaseException) -> str:
 
 def error_line(error: BaseException) -> str:
     """`ErrorClass: message` for a status; of several lines only the first."""
-    return clip(text_lines(hide_resolved(f"{type(error).__name__}: {error}")))
+    return clip(text_lines(f"{type(error).__name__}: {message_of(error)}"))  # one whose text raises must not end the worker
 
 
 def _frames_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.barriers.elements import CheckpointBarrier
-from holdfast.barriers.exchange.frames import Frame
+from holdfast.barriers.exchange.frames import ChannelId, Frame
 from holdfast.barriers.exchange.wiring import derive_channels, derive_peers
 from holdfast.barriers.messages import (
     AlignWatermarks,
@@ -39,7 +39,7 @@ from holdfast.operators.task.subtask import TERMINAL, Report, Subtask
 from holdfast.operators.task.timing import Spent, TimePerSecond, later_second
 from holdfast.operators.task.user_failures import unsent_error
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
-from holdfast.statebackends.errors import HoldfastError, InvariantError, PeerLostError, ProtocolError
+from holdfast.statebackends.errors import HoldfastError, InvalidRowError, InvariantError, PeerLostError, ProtocolError
 from holdfast.statebackends.panics import failure_of
 from holdfast.statebackends.secrets import hide_resolved
 
@@ -406,7 +406,11 @@ class Worker:
         if route is None:
             raise ProtocolError(f"a frame for channel {tuple(item.channel)}, which ends elsewhere", channel=tuple(item.channel))
         each, index = route
-        element = each.inputs[index].accept(item)
+        try:
+            element = each.inputs[index].accept(item)
+        except InvalidRowError as error:
+            each.subtask.fail(self._unsent(error, item.channel))  # now: no barrier behind these rows may be answered without them
+            return
         if element is not None and each.gate is not None:
             each.gate.offer(index, element, item.size)
             if isinstance(element, CheckpointBarrier) and element.unaligned:
@@ -444,14 +448,14 @@ class Worker:
             except InvariantError:
                 raise
             except HoldfastError as error:
-                each.subtask.fail(self._unsent(error, frame))
+                each.subtask.fail(self._unsent(error, frame.channel))
                 return False
         return True
 
-    def _unsent(self, error: HoldfastError, frame: Frame) -> HoldfastError:
-        """The error of a frame that could not be encoded, with the names of both ends."""
+    def _unsent(self, error: HoldfastError, channel: ChannelId) -> HoldfastError:
+        """The error of a frame that could not be encoded, or whose rows could not be decoded, with the names of both ends."""
         assert self._attempt is not None
-        graph, channel = self._attempt.deployment.graph, frame.channel
+        graph = self._attempt.deployment.graph
         edge = next(each for each in graph.edges if each.edge_id == channel.edge)
         return unsent_error(
             error,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.barriers.elements import Batch
 from holdfast.barriers.rows import columns_to_rows, fitting_columns, misfits, rows_to_columns
-from holdfast.statebackends.errors import InvalidConfigError, SchemaMismatchError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError, SchemaMismatchError
 from tests.examples import examples
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("s", pa.string())])
@@ -178,6 +178,35 @@ def test_a_dict_that_makes_up_a_column_does_not_hide_another_that_was_not_declar
 def test_nanoseconds_have_no_python_value() -> None:
     with pytest.raises(InvalidConfigError, match="nanoseconds"):
         columns_to_rows(pa.record_batch({"t": pa.array([1], pa.timestamp("ns"))}))
+
+
+BEYOND = [
+    (pa.array([0, None, 10**18], pa.timestamp("us")), "33658-09-27T01:46:40"),
+    (pa.array([0, None, 10**18], pa.timestamp("us", "UTC")), "33658-09-27T01:46:40"),
+    (pa.array([0, -(10**17)], pa.timestamp("us", "UTC")), "-1199-0"),
+    (pa.array([0, 10**18], pa.timestamp("us", "Europe/Berlin")), "33658-09-27T01:46:40"),
+    (pa.array([0, 10**18], pa.timestamp("ms", "UTC")), "out of bounds"),
+    (pa.array([0, 10**9], pa.int32()).cast(pa.date32()), "2739877-"),
+    (pa.array([[10**18]], pa.list_(pa.timestamp("us"))), "out of range"),
+    (pa.array([10**18], pa.duration("s")), "too large"),
+]
+
+
+@pytest.mark.parametrize(("column", "told"), BEYOND, ids=[str(column.type) for column, _ in BEYOND])
+def test_a_time_that_python_does_not_have_is_no_number(column: pa.Array, told: str) -> None:
+    with pytest.raises(InvalidRowError, match="column 'at': ") as caught:
+        columns_to_rows(pa.record_batch({"id": pa.array(range(len(column))), "at": column}))
+    assert told in str(caught.value)
+    assert caught.value.column == "at"
+
+
+def test_the_first_and_the_last_moment_are_pythons_own() -> None:
+    ends = [datetime.min, None, datetime.max]
+    naive = pa.array(ends, pa.timestamp("us"))
+    columns = pa.record_batch({"naive": naive, "utc": naive.cast(pa.timestamp("us", "UTC")), "day": naive.cast(pa.date32())})
+    wanted = [{"naive": end, "utc": end and end.replace(tzinfo=UTC), "day": end and end.date()} for end in ends]
+    assert columns_to_rows(columns) == wanted
+    assert columns_to_rows(columns.slice(0, 0)) == []
 
 
 def test_values_are_pythons_own() -> None:

@@ -31,7 +31,7 @@ from holdfast.operators.functions.event_time.watermarks import (
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.functions.skipping import SkippingOperator, is_skipping
 from holdfast.operators.task.user_failures import NO_RECORD, check_returns, raise_located, shown
-from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidTimestampError
+from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidRowError, InvalidTimestampError
 from holdfast.statebackends.state import StateDescriptor
 
 TIME_MS_MAX = 2**63 // 1000 - 2**40
@@ -433,7 +433,7 @@ class TimestampsOperator(SkippingOperator):
         one = batch.slice(row, 1)
         try:
             return one.rows(self.input_type.record)[0]
-        except (pa.ArrowException, AttributeError, OverflowError, ValueError):  # a time that no datetime holds: its number then
+        except InvalidRowError:  # a time that no datetime holds: its number then
             columns = one.columns()
             numbers = [column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in columns.columns]
             return columns_to_rows(pa.RecordBatch.from_arrays(numbers, names=columns.schema.names))[0]

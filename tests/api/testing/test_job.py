@@ -547,10 +547,11 @@ class Odd(Exception):
 
 
 def test_rows_that_no_process_could_receive_fail_between_workers(job: hf.testing.Job) -> None:
-    feed, _ = started(job, lambda stream: stream.map(lambda value: Odd(1, 2)).broadcast().filter(bool))
-    with pytest.raises(hf.ProtocolError, match=r"a ROWS frame can't be decoded: .* missing 1 required positional argument"):
+    feed, _ = started(job, lambda stream: stream.map(lambda value: Odd(1, 2)).uid("spoil").broadcast().filter(bool).uid("next"))
+    told = UNSENDABLE.replace("sent to", "taken in by") + " unpickled: TypeError: .* missing 1 required positional argument"
+    with pytest.raises(hf.InvalidRowError, match=told) as raised:
         feed.add(row("a", 1))
-    assert job.status == "FAILED"
+    assert (raised.value.operator, raised.value.receiver, job.status) == ("spoil", "next", "FAILED")
 
 
 # ------------------------------------------------------------------------------------------------------------- counters

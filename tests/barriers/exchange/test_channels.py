@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -382,13 +383,37 @@ def test_flush_when_due_and_when_idle() -> None:
 
 
 def test_broadcast_shares_the_batch() -> None:
-    outputs = gate(2, partitioner=BroadcastPartitioner(2))
-    for consumer in range(2):
+    outputs = gate(3, partitioner=BroadcastPartitioner(3, producer=0))
+    for consumer in range(3):
         outputs.announced(credit(consumer))
     batch = rows(50)
     outputs.emit(batch, now_ms=0)
-    assert [frame.payload is batch for frame in outputs.take_frames()] == [True, True]
+    assert [frame.payload is batch for frame in outputs.take_frames()] == [False, True, True]
     assert outputs.records_out == 50
+
+
+@pytest.mark.parametrize("schema", [None, pa.schema([("n", pa.int64())])])
+def test_what_a_reader_in_the_process_makes_of_its_rows_is_not_sent_to_others(schema: pa.Schema | None) -> None:
+    outputs = gate(2, partitioner=BroadcastPartitioner(2, producer=0))
+    outputs.announced(credit(0))
+    outputs.emit(Batch(rows=[{"n": number} for number in range(50)], schema=schema), now_ms=0)
+    (first,) = outputs.take_frames()
+    assert isinstance(first.payload, Batch)
+    for row in first.payload.rows():
+        row["n"] = -1
+    outputs.announced(credit(1))
+    (second,) = outputs.take_frames()
+    assert isinstance(second.payload, Batch)
+    assert [row["n"] for row in second.payload.rows()] == list(range(50))
+
+
+def test_rows_that_can_not_be_copied_are_left_to_the_sender() -> None:
+    outputs = gate(2, partitioner=BroadcastPartitioner(2, producer=0))
+    for consumer in range(2):
+        outputs.announced(credit(consumer))
+    batch = Batch(rows=[threading.Lock()] * 50)
+    outputs.emit(batch, now_ms=0)
+    assert [frame.payload for frame in outputs.take_frames()] == [batch, batch]
 
 
 def test_settings_of_a_job() -> None:

@@ -140,6 +140,41 @@ def test_a_row_that_tells_nothing_of_itself_is_refused_like_any_other() -> None:
     assert raised.value.reason == "it can't be pickled: MuteError: <MuteError whose str raises ValueError>"
 
 
+class Unmade:
+    """Is pickled, and raises as it is made anew."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("gone")
+
+    def __getstate__(self) -> str:
+        return "all of it"
+
+
+class Unknown:
+    """As one of a module that the receiver does not have."""
+
+    def __reduce__(self) -> str:
+        return "Unknown"
+
+
+def test_rows_that_cannot_be_made_anew_are_of_the_user_and_not_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = FrameEncoder().encode(frame(Batch(rows=[{"id": 1}, Unmade()])))
+    with pytest.raises(InvalidRowError, match=r"a row can't be taken in by another process, .*unpickled: KeyError: 'gone'"):
+        decode(parts)
+    monkeypatch.setattr(f"{__name__}.Unknown", known := Unknown())
+    parts = FrameEncoder().encode(frame(Batch(rows=[known])))
+    monkeypatch.delattr(f"{__name__}.Unknown")
+    with pytest.raises(InvalidRowError, match="it can't be unpickled: AttributeError: Can't get attribute 'Unknown'"):
+        decode(parts)
+
+
+def test_rows_that_are_no_pickle_are_of_the_protocol() -> None:
+    parts = FrameEncoder().encode(frame(Batch(rows=["a", "b"])))
+    for spoiled in (bytes(parts[1])[:-1], b"", b"\xff" * 8):
+        with pytest.raises(ProtocolError, match="a ROWS frame can't be decoded"):
+            decode([parts[0], spoiled])
+
+
 def test_a_row_that_does_not_fit_the_declared_columns_is_refused() -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
     with pytest.raises(SchemaMismatchError, match="operator 'made': row 0 of a batch doesn't fit the declared schema, column 'a'"):

@@ -164,14 +164,15 @@ def test_a_batch_with_other_times_has_another_range() -> None:
 
 
 def test_empty_batches_go_nowhere() -> None:
-    for partitioner in (ForwardPartitioner(), BroadcastPartitioner(3), RebalancePartitioner(3), by_columns("k")):
+    for partitioner in (ForwardPartitioner(), BroadcastPartitioner(3, producer=0), RebalancePartitioner(3), by_columns("k")):
         assert list(partitioner.split(Batch(rows=[]))) == []
 
 
 def test_forward_and_broadcast() -> None:
     batch = Batch(rows=[1, 2])
     assert ForwardPartitioner().split(batch) == ((0, batch),)
-    assert BroadcastPartitioner(3).split(batch) == [(0, batch), (1, batch), (2, batch)]
+    assert BroadcastPartitioner(3, producer=5).split(batch) == [(0, batch), (1, batch), (2, batch)]
+    assert BroadcastPartitioner(1, producer=0).split(batch) == ((0, batch),)
 
 
 def test_rebalance_cuts_large_batches_evenly() -> None:

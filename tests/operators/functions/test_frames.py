@@ -166,6 +166,7 @@ def test_an_exception_without_a_text_hides_nothing() -> None:
         raise Rude
 
     assert "raised Rude: <its text raises RuntimeError>; record 1" in failure(MapOperator(fail, ANY, ANY), 1).message
+    assert error_line(Rude()) == "Rude: <its text raises RuntimeError>", "of a source or a sink, which no function is around"
 
 
 def test_an_error_of_ours_keeps_its_kind_and_gains_the_users_line() -> None:

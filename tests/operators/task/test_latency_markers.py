@@ -105,9 +105,8 @@ def test_a_subtask_measures_them_and_passes_them_on_behind_the_records() -> None
 
 def test_each_marker_takes_one_channel_in_turn() -> None:
     """To all channels of each exchange they would multiply."""
-    gate = OutputGate(
-        attempt=1, edge_id=0, producer=0, consumers=(0, 1, 2), partitioner=BroadcastPartitioner(3), settings=OutputSettings()
-    )
+    to_all = BroadcastPartitioner(3, producer=0)
+    gate = OutputGate(attempt=1, edge_id=0, producer=0, consumers=(0, 1, 2), partitioner=to_all, settings=OutputSettings())
     for consumer in range(3):
         channel = ChannelId(0, 0, consumer)
         gate.announced(Frame(1, channel, 0, CreditAnnouncement(1_000_000, 16, 0, 0)))

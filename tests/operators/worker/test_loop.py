@@ -463,6 +463,39 @@ def test_a_row_that_can_not_be_sent_fails_who_made_it_and_no_worker(
     assert read_committed(path, "out", open_storage=open_output).num_rows == 1_000
 
 
+class Unmade:
+    """A row that is pickled, and raises where it is made anew."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("gone")
+
+
+def test_a_row_that_can_not_be_taken_in_fails_its_receiver_alone_and_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.mini.LocalTransport", EncodingTransport)
+    path = f"mem://unmade-{tmp_path.name}"
+    cluster = MiniCluster(spoiling_job(path), DictStorage(), local_directory=str(tmp_path))
+    coordinator, workers = cluster.coordinator, list(cluster.workers)
+    monkeypatch.setitem(SPOILED, path, partial(Unmade, 1))
+    cluster.deploy()
+    with pytest.raises(AssertionError, match="a subtask failed"):
+        cluster.run_until(lambda: coordinator.all_drained)
+    failed = [status for status in coordinator.statuses.values() if status.state is TaskState.FAILED]
+    told = NOT_PICKLED.replace("sent", "taken in by another process, it can't be unpickled: KeyError: 'gone'")
+    assert [status.error.startswith(told.format(1 - status.subtask, status.subtask)) for status in failed] == [True] * len(failed)
+    assert {coordinator.graph.vertex(status.vertex).operators[0].uid for status in failed} == {"next"}
+    assert all("test_loop.py" in status.traceback and "in __setstate__" in status.traceback for status in failed)
+    monkeypatch.delitem(SPOILED, path)
+    cluster.deploy()
+    cluster.run_to_end()
+    assert workers == cluster.workers
+    assert read_committed(path, "out", open_storage=open_output).num_rows == 1_000
+
+
 def test_what_goes_wrong_in_the_transport_itself_still_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(transport: LocalTransport, frame: Frame) -> None:
         raise InvariantError("no peer of this attempt")
