@@ -15,19 +15,23 @@ Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md, Transaction
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.operators.connectors.batches import CapturedBatches
+from holdfast.operators.connectors.batches import CapturedBatches, first_refused, shown_row
 from holdfast.operators.connectors.extras import import_extra
 from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
 from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget
-from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError
+from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, InvalidRowError
 from holdfast.statebackends.secrets import Secret, check_settings, has_login, resolve
 
 RETENTION = "delta.setTransactionRetentionDuration"
@@ -41,6 +45,9 @@ OF_OWNER = ("nonce", "job_id", "line")
 
 SLICE_BYTES = 7
 """A version of a `txn` has 63 bits."""
+
+PARTITION_BYTES_MAX = 200
+"""Of a folder of a partition, column included, as a URL has it; file systems take 255."""
 
 TAKEOVERS_MAX = 20
 """Tries of `open` against committers that change the table meanwhile."""
@@ -103,6 +110,8 @@ class DeltaTarget(CommitTarget):
         self._target_file_size = target_file_size
         self._schema: pa.Schema | None = None
         """Of the rows: known before the target is pickled into its job."""
+        self._narrower: dict[str, pa.DataType] = {}
+        """Columns of which Delta does not take every value, with what they become: found with `_schema`."""
         self._table: Any = None
 
     @property
@@ -111,17 +120,38 @@ class DeltaTarget(CommitTarget):
 
     def check(self, schema: pa.Schema) -> None:
         delta = _deltalake()
+        narrower = {}
         for field in schema:
             try:
-                delta.Schema.from_arrow(pa.schema([field]))
+                kept = pa.schema(delta.Schema.from_arrow(pa.schema([field])).to_arrow()).field(0).type
             except Exception as error:
                 raise InvalidConfigError(
                     f"{self.place}: Delta has no type for column {field.name}: {field.type}", column=field.name
                 ) from error
+            if _is_narrowed(field.type):
+                narrower[field.name] = kept
         missing = [column for column in self._partition_by if column not in schema.names]
         if missing:
             raise InvalidConfigError(f"{self.place}: partition_by names {missing[0]}, which is no column", column=missing[0])
-        self._schema = schema
+        self._schema, self._narrower = schema, narrower
+
+    def stage(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """As they are, if the table takes them: behind the checkpoint a row that it refuses would block all that follow."""
+        for name, kept in self._narrower.items():
+            self._check(columns, name, partial(_misfit, kept))
+        for name in self._partition_by:
+            if pa.types.is_string(columns.schema.field(name).type):
+                self._check(columns, name, partial(_too_long, name))
+        return columns
+
+    def _check(self, rows: pa.RecordBatch, column: str, check: Callable[[pa.Array], str | None]) -> None:
+        values = rows.column(column)
+        if check(values) is not None:
+            row, reason = first_refused(check, values)
+            record = shown_row(rows, row)
+            raise InvalidRowError(
+                f"{self.place}: column {column} of row {record}: {reason}", column=column, reason=reason, record=record
+            )
 
     def open(self, owner: CommitOwner) -> CommitPosition:
         delta = _deltalake()
@@ -247,6 +277,37 @@ class DeltaTarget(CommitTarget):
 def _deltalake() -> Any:
     import_extra("deltalake.exceptions", "delta", "DeltaSink")
     return import_extra("deltalake", "delta", "DeltaSink")
+
+
+def _is_narrowed(kind: pa.DataType) -> bool:
+    """Whether Delta has fewer values than the type, which it takes all the same: it has no unsigned numbers, days alone, and
+    microseconds."""
+    if pa.types.is_nested(kind):
+        return any(_is_narrowed(kind.field(index).type) for index in range(kind.num_fields))
+    is_time = pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.unit != "us")
+    return bool(is_time or pa.types.is_unsigned_integer(kind))
+
+
+def _misfit(kept: pa.DataType, values: pa.Array) -> str | None:
+    """Why Delta does not take some of the values."""
+    if pa.types.is_nested(values.type):
+        values = values.take(pa.array(np.arange(len(values))))  # of a slice of lists Arrow looks at the items of all of them
+    try:
+        values.cast(kept)
+    except pa.ArrowInvalid as error:
+        return f"Delta has it as {kept}: {error}"
+    except pa.ArrowNotImplementedError:  # not known here: the client finds out
+        return None
+    return None
+
+
+def _too_long(column: str, values: pa.Array) -> str | None:
+    """Why some values name no folder."""
+    if 3 * (pc.max(pc.binary_length(values)).as_py() or 0) + 3 * len(column.encode()) < PARTITION_BYTES_MAX:
+        return None
+    longest = max(len(quote(f"{column}={value}")) for value in pc.unique(values).to_pylist())
+    reason = f"the name of its partition has more than {PARTITION_BYTES_MAX} bytes"
+    return reason if longest > PARTITION_BYTES_MAX else None
 
 
 def _app_id(sink_id: str, name: str) -> str:

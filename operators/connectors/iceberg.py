@@ -97,6 +97,12 @@ class IcebergTarget(CommitTarget):
                 raise self._no_type(field) from error
             if not _same_type(kept, field.type):
                 raise self._no_type(field)
+            if _empties_nulls(field):
+                raise InvalidConfigError(
+                    f"{self.place}: column {field.name} is {field.type}: pyiceberg writes a list or a map of structs that is null "
+                    "as an empty one; declare that it is never null",
+                    column=field.name,
+                )
         self._schema = schema
 
     def open(self, owner: CommitOwner) -> CommitPosition:
@@ -222,11 +228,44 @@ def _property(sink_id: str) -> str:
 
 
 def _same_type(ours: pa.DataType, theirs: pa.DataType) -> bool:
-    """Arrow has two texts and two kinds of bytes, of short and of long offsets; Iceberg has one of each."""
+    """Arrow has two texts, two kinds of bytes and two lists, of short and of long offsets, and names for a list's items; Iceberg
+    has one of each, and `pyiceberg` gives the long ones."""
     return bool(_short(ours) == _short(theirs))
 
 
+def _empties_nulls(field: pa.Field) -> bool:
+    """Whether a value could be null that pyiceberg (0.12) writes as an empty list or map."""
+    kind = field.type
+    has_items = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)
+    parts = _parts(kind)
+    if has_items and field.nullable and any(_has_struct(part.type) for part in parts):
+        return True
+    return any(_empties_nulls(part) for part in parts)
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or any(_has_struct(part.type) for part in _parts(kind))
+
+
+def _parts(kind: pa.DataType) -> list[pa.Field]:
+    """What values consist of; Arrow has the entries of a map as structs."""
+    return [kind.key_field, kind.item_field] if pa.types.is_map(kind) else [kind.field(index) for index in range(kind.num_fields)]
+
+
 def _short(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_string(kind):
+    types = pa.types
+    if types.is_large_string(kind):
         return pa.string()
-    return pa.binary() if pa.types.is_large_binary(kind) else kind
+    if types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(_short_field(kind.value_field, "item"))
+    if types.is_map(kind):
+        return pa.map_(_short_field(kind.key_field, "key"), _short_field(kind.item_field, "value"))
+    if types.is_struct(kind):
+        return pa.struct([_short_field(field, field.name) for field in kind])
+    return kind
+
+
+def _short_field(field: pa.Field, name: str) -> pa.Field:
+    return pa.field(name, _short(field.type), field.nullable)

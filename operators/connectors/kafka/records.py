@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.operators.connectors.batches import shown_row
 from holdfast.operators.sinks.files.json_rows import check_json, is_bytes, is_text, json_objects
 from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
+
+_TOPIC = r"^(?:[a-zA-Z0-9._-]{3,249}|[a-zA-Z0-9_-][a-zA-Z0-9._-]?|\.[a-zA-Z0-9_-])$"
+"""Legal names of topics: `.` and `..` are none."""
 
 RECORD_OVERHEAD = 512
 """Bytes that a record may have beside key, value and headers, and its batch."""
@@ -130,7 +134,7 @@ class RecordFormat:
 
     def _topics(self, rows: pa.RecordBatch) -> pa.Array:
         column = rows.column(self.topic_column).cast(pa.string())
-        legal = pc.fill_null(pc.match_substring_regex(column, r"^[a-zA-Z0-9._-]{1,249}$"), False)
+        legal = pc.fill_null(pc.match_substring_regex(column, _TOPIC), False)
         if not pc.all(legal).as_py():
             row = int(pc.index(legal, False).as_py())
             raise self._refused(rows, row, self.topic_column, f"{column[row].as_py()!r} is no name of a topic")
@@ -143,10 +147,11 @@ class RecordFormat:
         if pa.types.is_timestamp(column.type):
             column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
         column = column.cast(pa.int64())
-        bad = pc.fill_null(pc.less(column, 0), True)
+        bad = pc.fill_null(pc.less(column, 1), True)
         if pc.any(bad).as_py():
             row = int(pc.index(bad, True).as_py())
-            raise self._refused(rows, row, self.timestamp, f"{column[row].as_py()} is no time of a record: ms since 1970")
+            reason = f"{column[row].as_py()} is no time of a record: ms since 1970, from 1 on; a client takes 0 for no time at all"
+            raise self._refused(rows, row, self.timestamp, reason)
         return column
 
     def _headers(self, rows: pa.RecordBatch) -> pa.Array:
@@ -169,7 +174,7 @@ class RecordFormat:
             raise self._refused(rows, row, None, reason)
 
     def _refused(self, rows: pa.RecordBatch, row: int, column: str | None, reason: str) -> InvalidRowError:
-        record = repr(rows.slice(row, 1).to_pylist()[0])[:500]
+        record = shown_row(rows, row)
         where = f"column {column!r} " if column else ""
         return InvalidRowError(f"{self.sink}: {where}of row {record}: {reason}", column=column, reason=reason, record=record)
 

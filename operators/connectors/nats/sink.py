@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.operators.connectors.batches import shown_row
 from holdfast.operators.connectors.nats.batches import BATCH_MESSAGES, Message, publish_batch
 from holdfast.operators.connectors.nats.connection import (
     JETSTREAM_NOT_FOUND,
@@ -38,6 +39,10 @@ MESSAGE_BYTES_MAX = 1_000_000
 
 HEADER_BYTES = 128
 """Of a message in a batch, at most: the server's limits are of both."""
+
+SUBJECT_BYTES_MAX = 3_500
+"""A server closes the connection of who sends a longer line than `max_control_line`, by default 4,096 bytes, of which the subject
+is the most."""
 
 TAKEOVERS_MAX = 20
 
@@ -254,10 +259,13 @@ class NatsTarget(CommitTarget):
         def expect(holds: pa.Array, reason: str) -> None:
             if not pc.all(holds).as_py():
                 row = int(pc.index(holds, False).as_py())
-                raise self._refused(columns, row, self._subject_column, f"{subjects[row].as_py()!r} {reason}")
+                raise self._refused(columns, row, self._subject_column, f"{subjects[row].as_py()!r:.100} {reason}")
 
-        legal = pc.match_substring_regex(subjects, r"^[^\s.*>]+(\.[^\s.*>]+)*$")
+        # A message whose subject has the character 127 is stored, and never found by its subject.
+        legal = pc.match_substring_regex(subjects, r"^[^\s.*>\x7f]+(\.[^\s.*>\x7f]+)*$")
         expect(pc.fill_null(legal, False), "is no subject to publish to")
+        short = pc.less_equal(pc.binary_length(subjects), SUBJECT_BYTES_MAX)
+        expect(short, f"has more than {SUBJECT_BYTES_MAX} bytes, which no server takes for a subject")
         of_positions = pc.or_(pc.starts_with(subjects, _reserved(self._stream)), pc.equal(subjects, self._positions))
         expect(pc.invert(of_positions), "is a subject of positions of sinks: rows there would be taken for them")
         if self._taken:
@@ -266,7 +274,7 @@ class NatsTarget(CommitTarget):
         return subjects
 
     def _refused(self, rows: pa.RecordBatch, row: int, column: str | None, reason: str) -> InvalidRowError:
-        record = repr(rows.slice(row, 1).to_pylist()[0])[:500]
+        record = shown_row(rows, row)
         return InvalidRowError(f"NatsSink to {self._stream}: row {record}: {reason}", column=column, reason=reason, record=record)
 
     # --------------------------------------------------------------------------------------------------------------- commits

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.operators.connectors.batches import first_refused, shown_row
 from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, InvalidRowError
 
 _INT_BITS = {"int2": 15, "int4": 31, "int8": 63}
@@ -226,26 +227,6 @@ def _first(values: pa.Array, wrong: pa.Array, reason: str) -> str | None:
     return f"{values[row].as_py()!r:.100} {reason}"
 
 
-def _shown(value: pa.Scalar) -> str:
-    """Also of a time that Python has no object for."""
-    try:
-        return repr(value.as_py())
-    except (ValueError, OverflowError):
-        return repr(value.value)
-
-
-def _first_refused(check: Callable[[pa.Array], str | None], values: pa.Array) -> tuple[int, str]:
-    """The first value that a check refuses, and why: found by halves, since a check takes each value by itself."""
-    begin, count = 0, len(values)
-    while count > 1:
-        half = count // 2
-        if check(values.slice(begin, half)) is None:
-            begin, count = begin + half, count - half
-        else:
-            count = half
-    return begin, check(values.slice(begin, 1)) or ""
-
-
 def _check_nulls(values: pa.Array) -> str | None:
     return "a null, and the column has none" if values.null_count else None
 
@@ -307,13 +288,12 @@ class TableFit:
             values = values if rows is None else values.take(pa.array(rows))
             for check in each.checks():
                 if check(values) is not None:
-                    at, reason = _first_refused(check, values)
+                    at, reason = first_refused(check, values)
                     raise self._refused(each, reason, batch, at if rows is None else int(rows[at]))
 
     def _refused(self, each: SentColumn, reason: str, batch: pa.RecordBatch, row: int) -> InvalidRowError | InvalidKeyError:
         name = each.field.name
-        values = ", ".join(f"{key!r}: {_shown(column[row])}" for key, column in zip(batch.schema.names, batch.columns, strict=True))
-        record = f"{{{values}"[:499] + "}"
+        record = shown_row(batch, row)
         if each.is_key and reason.startswith("a null"):
             return InvalidKeyError(f"{self.place}: key column {name} has a null: row {record}", record=record)
         return InvalidRowError(f"{self.place}: column {name} of row {record}: {reason}", column=name, reason=reason, record=record)

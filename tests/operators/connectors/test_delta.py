@@ -161,6 +161,55 @@ def test_what_can_not_be_kept_is_refused(tmp_path: Path) -> None:
         target(tmp_path / "c", partition_by=("text",)).open(owner())
 
 
+TOO_LARGE: list[tuple[pa.Array, str]] = [
+    (pa.array([1, None, 128], pa.uint8()), "128"),
+    (pa.array([1, None, 2**63], pa.uint64()), str(2**63)),
+    (pa.array([0, None, 2**62], pa.timestamp("ms")), "out of bounds"),
+    (pa.array([[1], None, [300, 40_000]], pa.list_(pa.uint16())), "40000"),
+]
+
+
+@pytest.mark.parametrize(("values", "told"), TOO_LARGE, ids=[str(values.type) for values, _ in TOO_LARGE])
+def test_a_value_that_delta_has_not_is_refused_in_front_of_the_checkpoint(tmp_path: Path, values: pa.Array, told: str) -> None:
+    rows = pa.record_batch({"id": pa.array([1, 2, 3]), "v": values})
+    made = target(tmp_path / "t", schema=rows.schema)
+    with pytest.raises(hf.InvalidRowError, match=r"column v of row \{'id': 3, 'v': ") as refused:
+        made.stage(rows)
+    assert told in refused.value.reason
+    assert made.stage(rows.slice(0, 2)).num_rows == 2, "what a slice leaves out is not looked at"
+    good = rows.take(pa.array([0, 1]))
+    position = made.open(owner())
+    made.apply(iter([good]), position, position.moved(1))
+    kept = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().column("v")
+    assert kept.cast(values.type).to_pylist() == good.column("v").to_pylist()
+
+
+def test_a_value_that_names_no_folder_is_refused_in_front_of_the_checkpoint(tmp_path: Path) -> None:
+    made = target(tmp_path / "t", partition_by=("text",))
+    good = pa.record_batch({"id": [1, 2, 3], "text": ["a", None, "b/c" * 10]}, schema=SCHEMA)
+    assert made.stage(good) is good
+    for text in ("x" * 200, "é" * 40):
+        with pytest.raises(hf.InvalidRowError, match=r"column text of row \{'id': 2, .*: the name of its partition has more th"):
+            made.stage(pa.record_batch({"id": [1, 2], "text": ["a", text]}, schema=SCHEMA))
+
+
+def test_what_the_client_fails_of_is_told_though_rows_are_left(tmp_path: Path) -> None:
+    """It lets go of its input then: that is no error of the rows."""
+    made = target(tmp_path / "t")
+    position = made.open(owner())
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from batches(1)
+        (tmp_path / "t").rename(tmp_path / "gone")
+        (tmp_path / "t").write_text("no folder")
+        for number in range(10_000):
+            yield from batches(number)
+
+    with pytest.raises(Exception, match="t") as failed:
+        made.apply(rows(), position, position.moved(1))
+    assert "DeltaError" in type(failed.value).__name__ or isinstance(failed.value, OSError)
+
+
 def test_every_field_of_a_position_is_kept(tmp_path: Path) -> None:
     made = target(tmp_path / "t")
     first = made.open(dataclasses.replace(owner(), line="a state directory"))

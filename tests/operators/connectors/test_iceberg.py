@@ -149,6 +149,44 @@ def test_a_table_with_other_columns_is_refused(tmp_path: Path, existing: pa.Sche
         ours.open(owner())
 
 
+NESTED: list[pa.Array] = [
+    pa.array([[1, None], None], pa.list_(pa.int64())),
+    pa.array([["x"], []], pa.large_list(pa.field("item", pa.large_string(), nullable=False))),
+    pa.array([{"a.b": 1, "c": ["x", None]}, None], pa.struct([("a.b", pa.int64()), ("c", pa.list_(pa.string()))])),
+    pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+    pa.array([[[("k", 1)]], None], pa.list_(pa.map_(pa.string(), pa.int64()))),
+]
+
+
+@pytest.mark.parametrize("values", NESTED, ids=[str(values.type) for values in NESTED])
+def test_lists_maps_and_structs_are_kept(tmp_path: Path, values: pa.Array) -> None:
+    rows = pa.record_batch({"id": pa.array([1, 2]), "v": values})
+    with target(tmp_path, schema=rows.schema) as ours:
+        position = ours.open(owner())
+        ours.apply(iter([rows]), position, position.moved(1))
+    with target(tmp_path, schema=rows.schema) as again:
+        again.open(owner(2, position.moved(1), 1))
+    with catalog(tmp_path) as opened:
+        found = opened.load_table("shop.orders").scan().to_arrow().sort_by("id")
+    assert found.column("v").to_pylist() == values.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.struct([("a", pa.int64())])),
+        pa.map_(pa.string(), pa.struct([("a", pa.int64())])),
+        pa.struct([("l", pa.list_(pa.struct([("a", pa.int64())])))]),
+    ],
+)
+def test_lists_whose_nulls_would_become_empty_are_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    with (
+        pytest.raises(hf.InvalidConfigError, match="structs that is null as an empty one"),
+        target(tmp_path, schema=pa.schema([("v", kind)])),
+    ):
+        raise AssertionError("not reached")
+
+
 def test_bad_settings_and_types_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hf.InvalidConfigError, match=r"namespace.table, not to 'orders'"):
         hf.IcebergSink("orders")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ def spoil(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
-def chained(functions: dict[str, Callable[[Any], Any]], row_type: RowType, edges: list[tuple[str, str]]) -> OperatorChain:
+def chained(functions: Mapping[str, Callable[[Any], Any]], row_type: RowType, edges: list[tuple[str, str]]) -> OperatorChain:
     nodes = []
     for uid, function in functions.items():
         operator = MapOperator(function, row_type, row_type)
@@ -56,13 +56,15 @@ def test_a_row_that_can_not_be_copied_for_several_readers_is_told_by_name() -> N
 
 
 @pytest.mark.parametrize(("edges", "reader"), [([], "head"), ([("head", "next")], "next")])
-def test_a_time_beyond_pythons_is_told_with_the_operator_that_reads_it(edges: list[tuple[str, str]], reader: str) -> None:
+def test_a_time_beyond_pythons_is_told_with_the_operator_that_reads_it(
+    edges: list[tuple[str, str]], reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns = pa.record_batch({"at": pa.array([10**18], pa.timestamp("us", "UTC"))})
-    functions = {reader: lambda row: row} if not edges else {"head": lambda row: row, "next": lambda row: row}
+    functions = {"head": spoil, **({"next": spoil} if edges else {})}
     chain = chained(functions, RowType(columns.schema), edges)
     chain.setup()
     if edges:
-        chain.head.operator.process_batch = lambda batch, index: chain.head.operator.output.collect(batch)  # type: ignore[method-assign]
+        monkeypatch.setattr(chain.head.operator, "process_batch", lambda batch, index: chain.head.operator.output.collect(batch))
     told = rf"^operator '{reader}': column 'at': 33658-09-27T01:46:40.000000 is no datetime"
     with pytest.raises(InvalidRowError, match=told) as caught:
         chain.process(Batch(columns=columns), 0)

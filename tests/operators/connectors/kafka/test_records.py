@@ -124,7 +124,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "'a b' is no name of a topic": ({"to": ["a", "a b"], "v": ["", ""]}, {"topic": "", "topic_column": "to"}),
     "None is no name of a topic": ({"to": ["a", None], "v": ["", ""]}, {"topic": "", "topic_column": "to"}),
     "None is no time": ({"at": [1, None], "v": ["", ""]}, {"timestamp": "at"}),
+    r"'\.' is no name of a topic": ({"to": ["a.", "."], "v": ["", ""]}, {"topic": "", "topic_column": "to"}),
+    r"'\.\.' is no name of a topic": ({"to": [".a", ".."], "v": ["", ""]}, {"topic": "", "topic_column": "to"}),
     "-1 is no time": ({"at": [1, -1], "v": ["", ""]}, {"timestamp": "at"}),
+    "0 is no time": ({"at": [1, 0], "v": ["", ""]}, {"timestamp": "at"}),
 }
 
 

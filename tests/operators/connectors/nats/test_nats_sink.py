@@ -229,6 +229,8 @@ def test_rows_that_the_stream_would_not_take_are_refused_before_they_are_staged(
         "small.a.b": r"'small.a.b' is none that the stream took when the job was built: small.\*, small.holdfast.>, other.>",
         "elsewhere": "'elsewhere' is none that the stream took",
         "small.holdfast.orders_eu": "is a subject of positions of sinks",
+        "other.a\x7fb": "is no subject to publish to",
+        "other." + "x" * 3_500: "has more than 3500 bytes, which no server takes for a subject",
     }.items():
         with pytest.raises(hf.InvalidRowError, match=rf"NatsSink to SMALL: row .*'id': 7.*{words}"):
             made.stage(rows(7, to=wrong))
@@ -236,8 +238,10 @@ def test_rows_that_the_stream_would_not_take_are_refused_before_they_are_staged(
         made.stage(rows(1, to="small.a", text="x" * 1_873))
     position = made.open(owner())
     made.apply(staged(made, *range(999), to="other.a.b", text="x" * 1_872), position, position.moved(1))
+    longest = "other." + "x" * 3_494
+    made.apply(staged(made, 1_000, to=longest), position.moved(1), position.moved(2))
     made.close()
-    assert count(nats_server.url, stream) == 999 + 2
+    assert count(nats_server.url, stream) == 999 + 1 + 3
 
 
 def test_a_subject_of_positions_and_limits_that_are_too_high_are_refused(nats_server: NatsServer, stream: str) -> None:
