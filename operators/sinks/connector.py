@@ -272,19 +272,22 @@ class WriterOperator(Operator):
 
         def prepared(committables: Sequence[bytes]) -> None:
             self._preparing -= 1
-            self._emit(checkpoint_id, tuple(committables))
+            self._emit(checkpoint_id, committables)
 
         self._call(self._writer.prepare_commit, prepared)
 
     def is_preparing(self) -> bool:
         return self._preparing > 0
 
-    def _emit(self, checkpoint_id: int, committables: tuple[bytes, ...]) -> None:
-        if len(committables) > COMMITTABLES_MAX or not all(isinstance(each, bytes) for each in committables):
+    def _emit(self, checkpoint_id: int, given: Sequence[bytes]) -> None:
+        is_list = isinstance(given, Sequence) and len(given) <= COMMITTABLES_MAX
+        if not is_list or not all(isinstance(each, bytes) for each in given):
             raise InvalidConfigError(
-                f"sink {self.context.uid}: prepare_commit() returns up to {COMMITTABLES_MAX} committables, each of bytes",
+                f"sink {self.context.uid}: prepare_commit() returns up to {COMMITTABLES_MAX} committables, each of bytes, in a "
+                f"list or a tuple; it gave a {type(given).__name__}",
                 operator=self.context.uid,
             )
+        committables = tuple(given)
         if committables:
             column = pa.array([msgspec.msgpack.encode(Requests(1, checkpoint_id, committables))], pa.binary())
             self.output.collect(Batch(columns=pa.RecordBatch.from_arrays([column], schema=COMMITTABLE_SCHEMA)))

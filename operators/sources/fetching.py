@@ -21,7 +21,9 @@ from holdfast.operators.sources.splits import (
     SplitReader,
     SplitRecords,
     SplitT,
+    kind_of,
 )
+from holdfast.statebackends.errors import InvalidSplitError
 
 log = logging.getLogger("holdfast.sources")
 
@@ -131,6 +133,9 @@ class FetchingReader(SourceReader[SplitT], Generic[SplitT]):
         if self._calls_begun > self._calls_ended or not self._assigned - self._paused:
             return ()
         found = self._reader.fetch()
+        if not isinstance(found, Sequence) or not all(isinstance(records, SplitRecords) for records in found):
+            uid, reason = self._context.uid, f"fetch() gave {kind_of(found)}, not a list of SplitRecords"
+            raise InvalidSplitError(f"source {uid}: {reason}", operator=uid, split="", reason=reason)
         ended = [records.split_id for records in found if records.finished]
         self._assigned.difference_update(ended)
         self._paused.difference_update(ended)

@@ -213,10 +213,12 @@ class SplitSourceReader(Generic[SplitT]):
 
     def _problem(self, records: SplitRecords) -> str | None:
         """What is wrong with the rows."""
+        if records.columns is not None and not isinstance(records.columns, pa.RecordBatch):
+            return f"its columns are a {type(records.columns).__name__}, no pa.RecordBatch"
         rows, positions, stamps = records.num_rows, records.positions, records.timestamps
-        if rows and (positions is None or len(positions) != rows or positions.dtype != np.int64 or positions.ndim not in (1, 2)):
+        if rows and not (_is_of_int64(positions, rows) and positions.ndim in (1, 2)):  # type: ignore[union-attr]
             return f"{rows} rows need as many positions, int64"
-        if stamps is not None and (len(stamps) != rows or stamps.dtype != np.int64):
+        if stamps is not None and not _is_of_int64(stamps, rows):
             return f"{rows} rows need as many event times, int64"
         if rows and stamps is None and self._source.gives_event_times:
             return f"{rows} rows need as many event times: its source says that it gives them"
@@ -277,6 +279,10 @@ class SplitSourceReader(Generic[SplitT]):
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
+
+
+def _is_of_int64(given: object, rows: int) -> bool:
+    return isinstance(given, np.ndarray) and given.ndim > 0 and len(given) == rows and given.dtype == np.int64
 
 
 def _position_behind(records: SplitRecords) -> Position:

@@ -6,7 +6,7 @@ in one place: with the enumerator, or with one reader, together with the positio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.operators.base import CallThread
+from holdfast.statebackends.errors import InvalidSplitError
 
 Position = tuple[int, ...]
 """Where the next record of a split is: one int64, such as an offset or a row, or several, such as (commit LSN, index). Empty: at
@@ -31,6 +32,12 @@ class SourceSplit(msgspec.Struct, frozen=True):
 
     split_id: str
     """Unique within the source, the same whenever the split is found; at most 4,096 characters."""
+
+
+def kind_of(given: object) -> str:
+    """What something is, for an error's text, without the records that it may have."""
+    kinds = sorted({type(each).__name__ for each in given}) if isinstance(given, list | tuple) else []
+    return f"a {type(given).__name__}" + (f" of {', '.join(kinds)[:100]}" if kinds else "")
 
 
 SplitT = TypeVar("SplitT", bound=SourceSplit)
@@ -195,6 +202,10 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         are kept: override it, with `snapshot_state` and `restore_state`, where splits come without end."""
         known = self._known
         new = []
+        found = list(found) if isinstance(found, Iterable) else found
+        if not isinstance(found, list) or not all(isinstance(split, SourceSplit) for split in found):
+            reason = f"discover() gave {kind_of(found)}, not a list of splits"
+            raise InvalidSplitError(f"{type(self).__name__}: {reason}", operator="", split="", reason=reason)
         for split in found:
             if split.split_id not in known:
                 known.add(split.split_id)

@@ -22,9 +22,9 @@ from holdfast.barriers.watermark_alignment import alignment_of
 from holdfast.operators.base import Operator
 from holdfast.operators.task.context import RuntimeContext
 from holdfast.operators.task.inflight import EdgeLog
+from holdfast.operators.task.user_failures import task_failure
 from holdfast.statebackends.backend import KeyedStateBackend
 from holdfast.statebackends.errors import InvalidRowError, InvariantError
-from holdfast.statebackends.panics import failure_of
 
 
 class ResultPort(Protocol):
@@ -285,7 +285,7 @@ class OperatorChain:
             try:
                 node.operator.close()
             except BaseException as error:
-                errors.append(failure_of(error))
+                errors.append(task_failure(error))
         self._opened.clear()
         return errors
 
@@ -460,7 +460,7 @@ class OperatorChain:
                 if backend is not None:
                     backend.dispose()
             except BaseException as error:
-                errors.append(failure_of(error))
+                errors.append(task_failure(error))
         return errors
 
 

@@ -54,9 +54,8 @@ from holdfast.operators.task.input import GateInputs, OutputRoom, RowBudget, Tas
 from holdfast.operators.task.snapshots import SubtaskCheckpointCoordinator
 from holdfast.operators.task.source_operator import SourceOperator
 from holdfast.operators.task.timing import Spent, SubtaskTime
-from holdfast.operators.task.user_failures import error_line, stack_trace
+from holdfast.operators.task.user_failures import error_line, exit_error, stack_trace, task_failure
 from holdfast.statebackends.local_recovery.storage import RestoredBytes
-from holdfast.statebackends.panics import failure_of
 
 TERMINAL = frozenset({TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED})
 
@@ -370,7 +369,7 @@ class Subtask:
         try:
             self._open()
         except BaseException as error:
-            self._fail(failure_of(error))
+            self._fail(task_failure(error))
 
     def _restored(self, attach: Attach | None, error: BaseException | None) -> None:
         if attach is not None:
@@ -398,6 +397,9 @@ class Subtask:
     def _fail(self, error: BaseException) -> None:
         if self.state in TERMINAL or self.state is TaskState.CANCELING:
             return
+        if isinstance(error, SystemExit | GeneratorExit):  # also of a thread of a client's
+            uids = " -> ".join(node.uid for node in self.chain.nodes)
+            error = exit_error(error, operator=uids, subtask=self.key.subtask)
         self.failure = error
         self._enter(TaskState.FAILED, error)
         self._stop_work()
@@ -470,7 +472,7 @@ class Subtask:
                 has_more = has_more or finished
                 progress = finished or moved or progress
             except BaseException as error:
-                self._fail(failure_of(error))
+                self._fail(task_failure(error))
                 progress = has_more = True
         is_running = self.state is TaskState.RUNNING
         times = self._times
@@ -493,7 +495,7 @@ class Subtask:
         try:
             return self.state is TaskState.RUNNING and self.chain.write_behind()
         except BaseException as error:
-            self._fail(failure_of(error))
+            self._fail(task_failure(error))
             return True
 
     def serve_urgent(self, now_ms: int) -> bool:
@@ -507,7 +509,7 @@ class Subtask:
             self.chain.set_processing_time()
             return self._input.serve_urgent(now_ms)
         except BaseException as error:
-            self._fail(failure_of(error))
+            self._fail(task_failure(error))
             return False
 
     @property
@@ -592,7 +594,7 @@ class Subtask:
                 self.chain.set_processing_time()
                 self._handle(mail)
             except BaseException as error:
-                self._fail(failure_of(error))
+                self._fail(task_failure(error))
         if self.state is TaskState.CANCELING or self.state in TERMINAL:
             self._settle()
         return served

@@ -32,6 +32,7 @@ from holdfast.statebackends.errors import (
     UndeclaredStateError,
     UserFunctionError,
 )
+from holdfast.statebackends.panics import failure_of
 from holdfast.statebackends.secrets import hide_resolved
 
 FRAMES_MAX = 12
@@ -262,6 +263,26 @@ def returned_none(
         record=shown(record),
         function=function_name(function),
         frames="",
+    )
+
+
+def task_failure(error: BaseException) -> BaseException:
+    """As `failure_of`, of what a subtask calls: an exit that the user's code asks for (`sys.exit`, a parser of arguments) is a
+    failure, too. It would end the worker with all that is in it, and nobody would learn why."""
+    return error if isinstance(error, SystemExit | GeneratorExit) else failure_of(error)
+
+
+def exit_error(error: BaseException, *, operator: str, subtask: int) -> UserFunctionError:
+    """The typed error for an exit; operator: uids of those of the subtask, one of which it came from."""
+    place = place_of_error(error)
+    reason = f"{type(error).__name__}({message_of(error)}) would end the worker: a function must not end its process"
+    return UserFunctionError(
+        f"{_where(operator, subtask)}: {reason}{f'; in {place}' if place else ''}",
+        operator=operator,
+        subtask=subtask,
+        record="",
+        function="",
+        frames=frames_text(error),
     )
 
 

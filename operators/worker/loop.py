@@ -37,10 +37,9 @@ from holdfast.barriers.transport.port import PeerLost, Received, Transport
 from holdfast.operators.task.context import CancelSubtask, Clock, FailSubtask, SplitsRequested
 from holdfast.operators.task.subtask import TERMINAL, Report, Subtask
 from holdfast.operators.task.timing import Spent, TimePerSecond, later_second
-from holdfast.operators.task.user_failures import unsent_error
+from holdfast.operators.task.user_failures import task_failure, unsent_error
 from holdfast.operators.worker.deploy import DeployedSubtask, SubtaskBuilder, Wiring
 from holdfast.statebackends.errors import HoldfastError, InvalidRowError, InvariantError, PeerLostError, ProtocolError
-from holdfast.statebackends.panics import failure_of
 from holdfast.statebackends.secrets import hide_resolved
 
 IDLE_WAIT_MS_MAX = 1_000
@@ -347,7 +346,7 @@ class Worker:
         try:
             self._begin(deployment)
         except BaseException as error:
-            failure_of(error)
+            task_failure(error)
             self._report_all(deployment, TaskState.FAILED, clip(hide_resolved(f"{type(error).__name__}: {error}")))
         return True
 
@@ -440,7 +439,7 @@ class Worker:
         try:
             frames = _leaving(each, now_ms, is_idle=is_idle)
         except BaseException as error:
-            each.subtask.fail(failure_of(error))
+            each.subtask.fail(task_failure(error))
             return False
         for frame in frames:
             try:

@@ -100,6 +100,19 @@ def give(feed: hf.testing.Feed, *rows: int) -> None:
     feed.add([{"i": row} for row in rows])
 
 
+@pytest.mark.parametrize("given", [None, b"one", [b"one", "two"], {"one": b"two"}])
+def test_a_writer_that_gives_no_list_of_committables_is_told_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    """One that forgets its `return` must not lose rows."""
+    monkeypatch.setattr(Writer, "prepare_commit", lambda writer: given)
+    job, feed = job_of(tmp_path)
+    with job:
+        give(feed, 1, 2)
+        with pytest.raises(hf.InvalidConfigError, match=rf"sink folder: prepare_commit.*; it gave a {type(given).__name__}$"):
+            job.checkpoint()
+
+
 def test_rows_are_visible_when_their_checkpoint_is_complete(tmp_path: Path) -> None:
     job, feed = job_of(tmp_path)
     with job:

@@ -4,7 +4,7 @@ split, over checkpoints, restarts, rescales, stops and new splits."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -255,6 +255,45 @@ def test_a_connector_whose_records_are_not_as_it_says_is_refused(broker: Broker,
     with job, pytest.raises(hf.InvalidSplitError) as found:
         job.start()
     assert (found.value.operator, found.value.split) == ("topics", "t99" if wrong == "unknown split" else "t0")
+
+
+NO_LISTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: None, "a NoneType"),
+    (lambda: hf.SplitRecords("t0"), "a SplitRecords"),
+    (lambda: (records for records in [hf.SplitRecords("t0")]), "a generator"),
+    (lambda: ["t0", None], "a list of NoneType, str"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), NO_LISTS, ids=[told for _, told in NO_LISTS])
+def test_a_fetch_that_gives_no_list_of_records_is_told_by_name(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, given: Callable[[], Any], told: str
+) -> None:
+    broker.topics = {"t0": 4}
+    monkeypatch.setattr(TopicReader, "fetch", lambda reader: given())
+    job, _ = job_of(source_of(broker))
+    with job, pytest.raises(hf.InvalidSplitError, match=rf"^source topics: fetch\(\) gave {told}, not a list of SplitRecords$"):
+        job.start()
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "a NoneType"), ("t0", "a list of str"), (["t0"], "a list of str")])
+def test_a_discovery_that_gives_no_list_of_splits_is_told(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, given: Any, told: str
+) -> None:
+    monkeypatch.setattr(Topics, "discover", lambda enumerator: given)
+    job, _ = job_of(source_of(broker))
+    with job, pytest.raises(hf.InvalidSplitError, match=rf"^Topics: discover\(\) gave {told}, not a list of splits$"):
+        job.start()
+
+
+@pytest.mark.parametrize("columns", [[1, 2], pa.table({"n": [1, 2]})])
+def test_columns_that_are_none_are_told_by_name(broker: Broker, monkeypatch: pytest.MonkeyPatch, columns: Any) -> None:
+    broker.topics = {"t0": 4}
+    monkeypatch.setattr(TopicReader, "fetch", lambda reader: [hf.SplitRecords("t0", columns, np.array([1, 2]))])
+    job, _ = job_of(source_of(broker))
+    kind = type(columns).__name__
+    with job, pytest.raises(hf.InvalidSplitError, match=f"source topics: split 't0': its columns are a {kind}, no pa.RecordBatch"):
+        job.start()
 
 
 def test_a_split_is_not_handed_out_twice(broker: Broker) -> None:

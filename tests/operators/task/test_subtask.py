@@ -367,6 +367,41 @@ def test_exception_of_user_code_fails_the_subtask_with_its_text() -> None:
     assert bench.subtask.state is TaskState.FAILED, "FAILED is terminal"
 
 
+@pytest.mark.parametrize("where", ["process", "close"])
+@pytest.mark.parametrize("end", [SystemExit(2), GeneratorExit()])
+def test_an_exit_that_user_code_asks_for_fails_the_subtask_and_ends_no_worker(where: str, end: BaseException) -> None:
+    """Parsers of arguments do that, for one."""
+    bench = recordings(1)
+    bench.operators[0].raises[where] = end  # type: ignore[attr-defined]
+    bench.rows(0, 1)
+    bench.run()
+    if where == "close":
+        bench.mailbox.put(FailSubtask(ValueError("peer lost")))
+        bench.run()
+    told = [status.error for status in bench.reports if isinstance(status, SubtaskStatus) and status.state is TaskState.FAILED]
+    if where == "close":
+        assert told == ["ValueError: peer lost"]
+    else:
+        assert told[0].startswith(f"UserFunctionError: operator 'op0', subtask 0: {type(end).__name__}({end}) would end the worker")
+    assert bench.subtask.is_disposed
+
+
+def test_an_exit_on_a_thread_of_a_client_fails_the_subtask() -> None:
+    bench = recordings(1)
+    bench.mailbox.put(FailSubtask(SystemExit(3)))
+    bench.run()
+    (status,) = (item for item in bench.reports if isinstance(item, SubtaskStatus))
+    assert status.error.startswith("UserFunctionError: operator 'op0', subtask 0: SystemExit(3) would end the worker")
+
+
+def test_an_interrupt_is_no_failure() -> None:
+    bench = recordings(1)
+    bench.operators[0].raises["process"] = KeyboardInterrupt()  # type: ignore[attr-defined]
+    bench.rows(0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run()
+
+
 def test_loss_of_the_attempt_fails_once() -> None:
     bench = recordings(1)
     bench.mailbox.put(FailSubtask(ValueError("peer lost")))

@@ -40,6 +40,7 @@ from holdfast.operators.functions.windows.assigners import Tumbling
 from holdfast.operators.sinks.files.parquet import ParquetSink, read_committed
 from holdfast.operators.sources.generator import GeneratorSource
 from holdfast.operators.task.subtask import Subtask
+from holdfast.operators.worker.deploy import SubtaskBuilder
 from holdfast.operators.worker.loop import IDLE_WAIT_MS_MAX
 from holdfast.statebackends.errors import InvariantError, StorageUnavailableError
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
@@ -524,6 +525,19 @@ def test_plan_without_an_operator_of_the_graph_fails_the_deployment(tmp_path: Pa
     cluster = MiniCluster(plan, DictStorage(), local_directory=str(tmp_path))
     cluster.deploy()
     with pytest.raises(AssertionError, match="GraphError: the plan has no operator 'count'"):
+        cluster.run_until(lambda: cluster.coordinator.all_running)
+
+
+def test_a_module_that_ends_its_process_when_it_is_loaded_fails_the_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(builder: SubtaskBuilder, deployment: Any) -> None:
+        raise SystemExit("usage: job.py [options]")
+
+    monkeypatch.setattr(SubtaskBuilder, "begin", load)
+    cluster = MiniCluster(count_job(10, "mem://exits"), DictStorage(), local_directory=str(tmp_path))
+    cluster.deploy()
+    with pytest.raises(AssertionError, match=r"SystemExit: usage: job.py \[options\]"):
         cluster.run_until(lambda: cluster.coordinator.all_running)
 
 
