@@ -5,7 +5,7 @@ A row is a dict by column name or an instance of a declared record type. Errors 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -247,9 +247,12 @@ def nulls_hint(declared: pa.DataType) -> str:
 
 
 def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
-    """Refuse what pyarrow would convert in silence: 1.5 to 1, True to 1.0, b"x" to "x", a datetime to a date or to UTC."""
+    """Refuse what pyarrow would convert in silence: 1.5 to 1, True to 1.0, b"x" to "x", a datetime to a date or to UTC, and a text
+    to a list of its characters; also within lists, maps and structs."""
     exact = _exact_types(declared)
     if exact is None:
+        if _is_looked_into(declared):
+            _refuse_lossy_parts([value for value in values if value is not None], declared)
         return
     for found in set(map(type, values)) - exact[0]:
         if not issubclass(found, exact[1]) or issubclass(found, exact[2]):
@@ -258,6 +261,46 @@ def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
         zoned = declared.tz is not None
         if any(value is not None and (value.tzinfo is not None) != zoned for value in values):
             raise ValueError(f"{'a naive' if zoned else 'an aware'} datetime in a column of {declared}")
+
+
+@functools.lru_cache(maxsize=256)
+def _is_looked_into(kind: pa.DataType) -> bool:
+    """Whether values of the type have parts that could be converted in silence. Floats are left out: they lose nothing but that a
+    bool was one, and long lists of them are frequent."""
+    if pa.types.is_map(kind):
+        parts = [kind.key_type, kind.item_type]
+    else:
+        parts = [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return any(map(_is_part_looked_at, parts))
+
+
+def _is_part_looked_at(kind: pa.DataType) -> bool:
+    return _is_looked_into(kind) or (_exact_types(kind) is not None and not pa.types.is_floating(kind))
+
+
+def _refuse_lossy_parts(values: list[Any], declared: pa.DataType) -> None:
+    """Of values that are not None. What is no list, no dict and no pairs is left to pyarrow, which refuses it or takes it apart."""
+    if pa.types.is_struct(declared):
+        dicts = [value for value in values if isinstance(value, dict)]
+        for field in filter(lambda field: _is_part_looked_at(field.type), declared):
+            _refuse_lossy([value.get(field.name) for value in dicts], field.type)
+    elif pa.types.is_map(declared):
+        entries = (value.items() if isinstance(value, dict) else value for value in values)
+        pairs = [pair for pair in chain.from_iterable(entries) if type(pair) is tuple and len(pair) == 2]
+        for index, kind in enumerate((declared.key_type, declared.item_type)):
+            if _is_part_looked_at(kind):
+                _refuse_lossy([pair[index] for pair in pairs], kind)
+    else:
+        if str in set(map(type, values)):
+            raise ValueError(f"str is not {declared}")
+        _refuse_lossy(list(chain.from_iterable(map(_items_of, values))), declared.value_type)
+
+
+def _items_of(value: Any) -> Any:
+    """Items of a list; of an array of numbers, all of which are of one type, the first."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value[:1].tolist() if value.dtype.kind in "biuf" else ()
+    return value if isinstance(value, Iterable) else ()
 
 
 @functools.lru_cache(maxsize=256)

@@ -53,6 +53,48 @@ def test_the_first_misfit_is_named(row: dict[str, Any], column: str, reason: str
     assert repr(row) in (caught.value.record or "")
 
 
+LOSSY: list[tuple[Any, pa.DataType, str]] = [
+    ([1, 1.5], pa.list_(pa.int64()), "float is not int64"),
+    ((None, b"x"), pa.large_list(pa.string()), "bytes is not string"),
+    ("ab", pa.list_(pa.string()), "str is not list"),
+    (np.array([1.5, 2.0]), pa.list_(pa.int64()), "float is not int64"),
+    ([datetime(2020, 1, 1, 5)], pa.list_(pa.date32()), "datetime is not date32"),
+    ([datetime(2020, 1, 1)], pa.list_(pa.timestamp("us", "UTC")), "a naive datetime"),
+    ({"x": 1.5}, pa.struct([("x", pa.int64())]), "float is not int64"),
+    ({"x": {"y": [True]}}, pa.struct([("x", pa.struct([("y", pa.list_(pa.int8()))]))]), "bool is not int8"),
+    ({"k": 1.5}, pa.map_(pa.string(), pa.int64()), "float is not int64"),
+    ([("k", b"x")], pa.map_(pa.string(), pa.string()), "bytes is not string"),
+    ({b"k": 1}, pa.map_(pa.string(), pa.int64()), "bytes is not string"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "told"), LOSSY, ids=[f"{value!r} as {kind}" for value, kind, _ in LOSSY])
+def test_what_would_be_lost_within_lists_maps_and_structs_is_refused(value: Any, kind: pa.DataType, told: str) -> None:
+    schema = pa.schema([("n", kind)])
+    with pytest.raises(SchemaMismatchError, match=r"row 1 .*column 'n'") as caught:
+        rows_to_columns([{"n": None}, {"n": value}], schema)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([1, None, np.int64(2)], pa.list_(pa.int64())),
+        (np.array([1, 2], np.int32), pa.list_(pa.int64())),
+        (np.array([1.5, 2.5], np.float32), pa.list_(pa.float32())),
+        (np.array(["a", None], object), pa.list_(pa.string())),
+        ({1, 2}, pa.list_(pa.int64())),
+        ([[1], None], pa.list_(pa.list_(pa.float64()))),
+        ([1, 2.5], pa.list_(pa.float64())),
+        ({"x": None, "y": [1]}, pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int32()))])),
+        ({"k": None}, pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
+    ],
+)
+def test_what_fits_within_lists_maps_and_structs_is_taken(value: Any, kind: pa.DataType) -> None:
+    taken = rows_to_columns([{"n": value}, {"n": None}], pa.schema([("n", kind)])).column("n")
+    assert taken.to_pylist() == pa.array([value, None], kind).to_pylist()
+
+
 def test_a_naive_datetime_is_refused_where_a_zone_is_declared() -> None:
     schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
     with pytest.raises(SchemaMismatchError, match="naive"):
