@@ -226,10 +226,13 @@ class FrameDecoder:
             case FrameKind.LAST_SEQUENCE:
                 return _sequences.decode(parts[0])
             case FrameKind.ROWS:
-                return Batch(rows=_unpickled(parts[0]), timestamps=_timestamps(header, parts))
+                rows = _unpickled(parts[0])
+                return Batch(rows=rows, timestamps=_timestamps(header, parts, len(rows)))
             case FrameKind.ARROW_STREAM:
-                table = pa.ipc.open_stream(pa.py_buffer(_aligned(parts[0])))
-                return Batch(columns=table.read_next_batch(), timestamps=_timestamps(header, parts))
+                with pa.ipc.open_stream(pa.py_buffer(_aligned(parts[0]))) as stream:
+                    (columns,) = stream
+                columns.validate()
+                return Batch(columns=columns, timestamps=_timestamps(header, parts, columns.num_rows))
             case FrameKind.ARROW:
                 if header.schema:
                     self._schemas[channel] = pa.ipc.read_schema(pa.py_buffer(parts[-1]))
@@ -238,7 +241,7 @@ class FrameDecoder:
                     raise ProtocolError("columns came before their schema", channel=tuple(channel))
                 columns = pa.ipc.read_record_batch(pa.py_buffer(_aligned(parts[0])), schema)
                 columns.validate()
-                return Batch(columns=columns, timestamps=_timestamps(header, parts))
+                return Batch(columns=columns, timestamps=_timestamps(header, parts, columns.num_rows))
             case _:
                 assert_never(header.kind)
 
@@ -274,12 +277,15 @@ def _unpickled(data: memoryview) -> list[Row]:
     """Raises InvalidRowError for a row whose class is missing here, or raises as it is made anew: code of the user's, as much as
     what pickled it. Which row that was can't be told: there is none."""
     try:
-        return cast(list[Row], pickle.loads(data))
+        rows = pickle.loads(data)
     except (pickle.UnpicklingError, EOFError):
         raise  # no pickle at all
     except Exception as error:
         reason = f"it can't be unpickled: {type(error).__name__}: {text_of(error, str)}"
         raise InvalidRowError(f"a row can't be taken in by another process, {reason}", reason=reason) from error
+    if type(rows) is not list:
+        raise ProtocolError(f"rows are a list, and a {type(rows).__name__} came")
+    return rows
 
 
 def _is_picklable(row: Row) -> bool:
@@ -351,8 +357,14 @@ def _aligned(memory: memoryview) -> memoryview | bytes:
     return memory if address % ALIGNMENT == 0 else memory.tobytes()
 
 
-def _timestamps(header: Header, parts: list[memoryview]) -> npt.NDArray[np.int64] | None:
-    return np.frombuffer(_aligned(parts[1]), np.int64) if header.timestamps else None
+def _timestamps(header: Header, parts: list[memoryview], rows: int) -> npt.NDArray[np.int64] | None:
+    """Raises ProtocolError for more or fewer than rows: each is one row's."""
+    if not header.timestamps:
+        return None
+    stamps = np.frombuffer(_aligned(parts[1]), np.int64)
+    if len(stamps) != rows:
+        raise ProtocolError(f"{rows} rows came with {len(stamps)} event times", expected=rows, got=len(stamps))
+    return stamps
 
 
 def _stream(columns: pa.RecordBatch) -> pa.Buffer:

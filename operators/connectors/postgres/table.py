@@ -40,6 +40,7 @@ _ARRAY_ITEMS = ("int2", "int4", "int8", "float4", "float8", "text")
 _DATE_MIN_DAYS, _DATE_STOP_DAYS = -2_440_588, 2_145_042_906
 _TIMESTAMP_MIN_US = -210_866_803_200_000_000
 """PostgreSQL's dates and times begin 4713 BC."""
+_DAY_US = 86_400_000_000
 _UUID = r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}$"
 
 
@@ -208,6 +209,10 @@ class SentColumn:
             wrong = pc.or_(pc.less(days, _DATE_MIN_DAYS), pc.greater_equal(days, _DATE_STOP_DAYS))
         elif self.column.type.startswith("timestamp"):
             wrong = pc.less(sent.cast(pa.int64()), _TIMESTAMP_MIN_US)
+        elif self.column.type == "time":
+            micros = sent.cast(pa.int64())
+            outside = pc.or_(pc.less(micros, 0), pc.greater(micros, _DAY_US))
+            return "is no time of a day" if pc.any(outside).as_py() else None
         else:
             return None
         return "is before 4713 BC, or too late" if pc.any(wrong).as_py() else None

@@ -196,7 +196,7 @@ class FileSink:
             return spark.createDataFrame([], spark_schema)
         frame = _spark_reader(spark, storage, sink_id, files).schema(spark_schema).load([_uri(file) for file in files])
         # Spark puts the columns of partitions last
-        return frame if frame.columns == schema.names else frame.select(*(f"`{name}`" for name in schema.names))
+        return frame if frame.columns == schema.names else frame.select(*(_quoted(name) for name in schema.names))
 
 
 def _open_watched(opens: Callable[[str], Storage], wrap: Callable[[Storage], Storage], path: str) -> Storage:
@@ -278,6 +278,11 @@ def _spark_reader(spark: SparkSession, storage: Storage, sink_id: str, files: li
         reader = reader.option("mode", "FAILFAST").options(**(_SPARK_CSV if format_of(files[0]) == "csv" else {}))
     folder = f"{storage.root.rstrip('/')}/{SinkPaths(sink_id).data('')}"
     return reader.option("basePath", _uri(folder)) if any(values_of(file.removeprefix(folder)) for file in files) else reader
+
+
+def _quoted(column: str) -> str:
+    """A name as Spark's SQL writes it."""
+    return "`" + column.replace("`", "``") + "`"
 
 
 def _uri(file: str) -> str:

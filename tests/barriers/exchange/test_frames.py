@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import pickle
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,22 @@ def test_rows_that_cannot_be_made_anew_are_of_the_user_and_not_of_the_protocol(m
     monkeypatch.delattr(f"{__name__}.Unknown")
     with pytest.raises(InvalidRowError, match="it can't be unpickled: AttributeError: Can't get attribute 'Unknown'"):
         decode(parts)
+
+
+@pytest.mark.parametrize("batch", [Batch(rows=["a", "b"]), Batch(columns=TABLE.slice(0, 2))], ids=["rows", "columns"])
+@pytest.mark.parametrize("stamps", [1, 3, 0])
+def test_event_times_that_are_not_one_for_each_row_are_refused(batch: Batch, stamps: int) -> None:
+    parts = FrameEncoder().encode(frame(batch.with_timestamps(np.array([1, 2], np.int64))))
+    at = next(index for index, part in enumerate(parts) if bytes(part) == np.array([1, 2], np.int64).tobytes())
+    parts[at] = np.arange(stamps, dtype=np.int64).tobytes()
+    with pytest.raises(ProtocolError, match=f"2 rows came with {stamps} event times"):
+        decode(parts)
+
+
+def test_rows_are_a_list() -> None:
+    parts = FrameEncoder().encode(frame(Batch(rows=["a", "b"])))
+    with pytest.raises(ProtocolError, match="rows are a list, and a dict came"):
+        decode([parts[0], pickle.dumps({"a": 1})])
 
 
 def test_rows_that_are_no_pickle_are_of_the_protocol() -> None:

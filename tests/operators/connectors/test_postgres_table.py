@@ -85,6 +85,8 @@ REFUSED = [
     ("is no UUID", pa.array(["0123"]), column("uuid")),
     ("is none of sad, happy", pa.array(["sad", "glad"]), column("mood", labels=("sad", "happy"))),
     ("before 4713 BC", pa.array([-(2**62)], UTC), column("timestamptz")),
+    ("no time of a day", pa.array([86_400_000_001], pa.int64()).cast(pa.time64("us")), column("time")),
+    ("no time of a day", pa.array([-1], pa.int32()).cast(pa.time32("s")), column("time")),
     ("would result in data loss|out of bounds", pa.array([2**62], pa.timestamp("s")), column("timestamp")),
     ("too late", pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), column("date")),
     ("code 0", pa.array([["a"], None, ["\0"]]), column("_text")),
