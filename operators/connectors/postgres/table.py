@@ -5,6 +5,7 @@ so that the job fails in front of the checkpoint that has the row."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,10 @@ _ARRAY_ITEMS = ("int2", "int4", "int8", "float4", "float8", "text")
 _DATE_MIN_DAYS, _DATE_STOP_DAYS = -2_440_588, 2_145_042_906
 _TIMESTAMP_MIN_US = -210_866_803_200_000_000
 """PostgreSQL's dates and times begin 4713 BC."""
+_DIGITS_MAX = 16_383
+"""Behind the point of a numeric."""
+_FINE = r"[eE]-[0-9]{4}|\.[0-9]{1000}"
+"""What a text with a number of so many digits has in it; it may be within a text, too."""
 _DAY_US = 86_400_000_000
 _UUID = r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}$"
 
@@ -183,6 +188,8 @@ class SentColumn:
                 yield self._check_length
         elif kind in ("json", "jsonb"):
             yield _check_json
+            if kind == "jsonb":
+                yield _check_numbers
         elif kind == "uuid" and _is_text(self.field.type):
             yield _check_uuids
         elif kind == "_text":
@@ -251,6 +258,25 @@ def _check_json(values: pa.Array) -> str | None:
         except (msgspec.DecodeError, RecursionError) as error:
             return f"{value!r:.100} is no JSON: {error}"
     return None
+
+
+def _check_numbers(values: pa.Array) -> str | None:
+    """A `jsonb` has its numbers as numeric; `json` keeps their text."""
+    suspects = _plain(values)
+    for value in suspects.filter(pc.fill_null(pc.match_substring_regex(suspects, _FINE), False)).to_pylist():
+        try:
+            json.loads(value, parse_float=_checked_number, parse_int=str)
+        except ValueError as error:
+            return f"{value!r:.100} {error}"
+    return None
+
+
+def _checked_number(text: str) -> float:
+    """Raises ValueError for more digits behind the point than a numeric has."""
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(mantissa.partition(".")[2]) - int(exponent or 0) > _DIGITS_MAX:
+        raise ValueError(f"has a number with more than {_DIGITS_MAX:,} digits behind the point, which PostgreSQL has not")
+    return 0.0
 
 
 def _check_uuids(values: pa.Array) -> str | None:

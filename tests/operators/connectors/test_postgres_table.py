@@ -81,6 +81,8 @@ REFUSED = [
     ("code 0", pa.array(["a", "b\0c"]), column("text")),
     ("code 0", pa.array(['{"a": "\\u0000"}']), column("jsonb")),
     ("more than 3 characters", pa.array(["ähm", None, "größe"]), column("varchar", modifier=7)),
+    ("16,383 digits behind the point", pa.array(['{"a": "e-99999"}', '[1e-16384]']), column("jsonb")),
+    ("16,383 digits behind the point", pa.array(["1e-9", f"-0.{'0' * 16_384}1"]), column("jsonb")),
     ("is no JSON", pa.array(['{"a":']), column("json")),
     ("is no UUID", pa.array(["0123"]), column("uuid")),
     ("is none of sad, happy", pa.array(["sad", "glad"]), column("mood", labels=("sad", "happy"))),
@@ -161,3 +163,12 @@ def test_names_and_texts_of_statements_are_quoted() -> None:
     for wrong in ("", "a.b.c", ".a", "a\0"):
         with pytest.raises(hf.InvalidConfigError, match="no name of a table"):
             split_name(wrong)
+
+
+def test_numbers_that_the_table_takes_are_not_refused() -> None:
+    texts = ["1e-16383", f"[1e-1000, {'1' * 40}]", '"apple-123456"', '{"1e-99999": 1}', None, f"0.{'1' * 16_383}"]
+    taken = pa.record_batch({"c": pa.array(texts)})
+    found = fit("here", "public", "t", taken.schema, [column("jsonb")], key=(), unwritten=None)
+    found.check_rows(taken)
+    json_column = fit("here", "public", "t", taken.schema, [column("json")], key=(), unwritten=None)
+    json_column.check_rows(pa.record_batch({"c": ["1e-99999"]}))
