@@ -9,10 +9,11 @@ import functools
 import json
 import logging
 import secrets
+import threading
 import time
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -93,14 +94,20 @@ class RestClient:
         *,
         authorities: str | None = None,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        further: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """`authorities`: certificates that it trusts, PEM; None: those of the system. Raises InvalidConfigError."""
+        """`authorities`: certificates that it trusts, PEM; None: those of the system. `further`: finds URLs of further members,
+        which may take seconds, and raises nothing; called once, when nobody at `url` answers. Raises InvalidConfigError."""
         self.url = check_urls(url)
         self.token = token
         self.authorities = authorities
         self._reconnect_timeout_s = reconnect_timeout_s
         self._directory: Path | None = None
-        self._addresses = MemberAddresses(split_urls(self.url))
+        self._urls = split_urls(self.url)
+        """Those of `url`, and of the members that were looked for since."""
+        self._further = further
+        self._looking = threading.Lock()
+        self._addresses = MemberAddresses(self._urls)
         self._reached = self._addresses.next(None)
         """Where to ask first: the one of several members that answered last."""
         self._targets: OrderedDict[str, Target] = OrderedDict()
@@ -436,7 +443,7 @@ class RestClient:
         job_id = _job_of(path)
         target = self._targets.get(job_id) or Target(self._reached)
         lost: ConnectionLostError | None = None
-        others, silent = len(split_urls(self.url)) - 1, dict[str, str]()
+        others, silent = 0, dict[str, str]()
         while True:
             try:
                 target, ask = self._first(target, method, path, body)
@@ -450,14 +457,16 @@ class RestClient:
                 asked = target
                 if answered is None:
                     silent[asked.url] = error.message
+                    if asked.epoch == 0 and others >= len(self._urls) - 1:
+                        self._look_further()
                 target = next_target(asked, answered, functools.partial(self._address, asked.url))
                 self._remember(job_id, target)
                 if target.epoch > asked.epoch and (lost is None or target.epoch > target.unreachable_epoch):
                     continue
                 if target.service_epoch > asked.service_epoch:
                     continue
-                if isinstance(error, ConnectionLostError) and asked.epoch == 0 and others > 0:
-                    others -= 1
+                if isinstance(error, ConnectionLostError) and asked.epoch == 0 and others < len(self._urls) - 1:
+                    others += 1
                     continue
                 if isinstance(error, ConnectionLostError) and asked.epoch > 0 and lost is None:
                     lost = error
@@ -470,12 +479,26 @@ class RestClient:
 
     def _first(self, target: Target, method: str, path: str, body: bytes | None) -> tuple[Target, Callable[[], bytes]]:
         """Whom a call went to, and its answer or error: of a read, the one of several members that answered first."""
-        urls = split_urls(self.url)
-        if method != "GET" or target.epoch or target.url not in urls or len(urls) < 2:
+        urls, further = self._urls, self._look_further if self._further is not None else None
+        if method != "GET" or target.epoch or target.url not in urls or (len(urls) < 2 and further is None):
             return target, functools.partial(self._request, target, method, path, body)
-        asked = {url: target if url == target.url else Target(url) for url in (target.url, *urls)}
-        url, answer = ask_first(tuple(asked), lambda url: self._request(asked[url], method, path, body))
-        return asked[url], answer.result
+
+        def asked(url: str) -> Target:
+            return target if url == target.url else Target(url)
+
+        first = tuple(dict.fromkeys((target.url, *urls)))
+        url, answer = ask_first(first, lambda url: self._request(asked(url), method, path, body), further)
+        return asked(url), answer.result
+
+    def _look_further(self) -> tuple[str, ...]:
+        """Find further members, once; whoever comes meanwhile waits for the same. Returns all that are known."""
+        with self._looking:
+            further, self._further = self._further, None
+            if further is not None:
+                found = further()
+                self._addresses.learn(found)
+                self._urls = tuple(dict.fromkeys((*self._urls, *found)))
+            return self._urls
 
     def _remember(self, job_id: str, target: Target) -> None:
         self._targets[job_id] = target

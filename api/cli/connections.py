@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import queue
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +16,15 @@ import typer
 from holdfast.api.cli import console
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
-from holdfast.api.members.known import known_members
+from holdfast.api.members.known import known_members, known_members_in
 from holdfast.api.settings import NeverServedError, client_settings, local_folder, named_state_directory
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
-from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import AccessDeniedError, HoldfastError, InvalidConfigError, NotFoundError
+from holdfast.statebackends.storage import is_s3
+from holdfast.statebackends.storage.locations import open_storage
+
+LOOK_S = 10.0
+"""For a look at the members in a bucket: its library is loaded within it."""
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
@@ -59,9 +67,12 @@ class Connection:
         """Client that gives up at the first lost connection, since a person waits."""
         settings = client_settings(os.environ, url=self.url, token_file=self.token_file, state_dir=self.state_dir, ca=self.ca)
         named = named_state_directory(os.environ, url=self.url, state_dir=self.state_dir)
-        members = known_members(local_folder(named, os.environ), settings.url) if named is not None else ()
-        urls = ",".join((settings.url, *members))
-        return RestClient(urls, settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
+        connect = functools.partial(RestClient, token=settings.token, authorities=settings.authorities, reconnect_timeout_s=0)
+        if named is None:
+            return connect(settings.url)
+        if is_s3(named):
+            return connect(settings.url, further=functools.partial(_members_elsewhere, named, settings.url))
+        return connect(",".join((settings.url, *known_members(local_folder(named, os.environ), settings.url))))
 
     def reader(self, *, offline: bool) -> JobReader:
         """Client of the coordinator, or of the state directory itself where no coordinator answers; then a note on stderr says so.
@@ -108,6 +119,24 @@ class Connection:
 
 ANYWHERE = Connection()
 """Of a command that was given none of these options: the environment says where."""
+
+
+def _members_elsewhere(named: str, recorded: str) -> tuple[str, ...]:
+    """Members of a state directory in a bucket; none if it does not tell within LOOK_S. It is asked once a coordinator does not
+    answer: a library that takes a second to import, and a bucket that may be away as well, are not for every command."""
+    found: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            found.put(known_members_in(open_storage(named), recorded))
+        except HoldfastError:
+            found.put(())
+
+    threading.Thread(target=look, name="holdfast-members", daemon=True).start()
+    try:
+        return found.get(timeout=LOOK_S)
+    except queue.Empty:
+        return ()
 
 
 class JobReader(Protocol):

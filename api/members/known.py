@@ -8,11 +8,13 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.barriers.run_record import read_small_file
+from holdfast.barriers.run_record import RUN_RECORD_BYTES_MAX, read_small_file
 from holdfast.coordinator.standby.records import SignOfLife
 from holdfast.operators.worker.leader_retrieval import MEMBERS_MAX, URL_CHARACTERS_MAX, is_safe_step
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
+from holdfast.statebackends.errors import ObjectMissingError
 from holdfast.statebackends.layout import MEMBERS_FOLDER, parse_sign_name
+from holdfast.statebackends.storage.port import DescribeFiles, FileFacts, ReadFile, Storage
 
 FRESH_S = 600.0
 """Older signs are of members that are gone: another program may listen at their ports by now."""
@@ -23,13 +25,47 @@ LOOKS = 3
 
 def known_members(directory: Path, recorded: str) -> tuple[str, ...]:
     """URLs at which members gave signs of life lately, the newest sign first; of those where a token for `recorded` may go. None
-    for a coordinator without `--ha`, and where the state is on S3."""
+    for a coordinator without `--ha`."""
     found: dict[str, tuple[float, str]] = {}
     for _ in range(LOOKS):
         if _look(directory / MEMBERS_FOLDER, found):
             break
+    return _fit(found, recorded)
+
+
+def known_members_in(storage: Storage, recorded: str) -> tuple[str, ...]:
+    """As `known_members`, of a state directory that is no folder of this machine: a listing and a few small reads. Raises errors of
+    storage."""
+    found: dict[str, tuple[float, str]] = {}
+    for _ in range(LOOKS):
+        if _look_in(storage, found):
+            break
+    return _fit(found, recorded)
+
+
+def _fit(found: dict[str, tuple[float, str]], recorded: str) -> tuple[str, ...]:
     urls = (url for _, url in sorted(found.values(), reverse=True))
     return tuple(dict.fromkeys(url for url in urls if url and url != recorded and is_safe_step(recorded, url)))
+
+
+def _look_in(storage: Storage, found: dict[str, tuple[float, str]]) -> bool:
+    """As `_look`: the newest sign of each member, those of the members that were seen last."""
+    newest: dict[str, tuple[int, int, FileFacts]] = {}
+    listed: list[FileFacts] = storage.execute(DescribeFiles(MEMBERS_FOLDER))
+    for facts in listed:
+        member, beat = parse_sign_name(facts.path.rpartition("/")[2])
+        if member:  # a bucket's clock has seconds: of two signs of one second the higher counts
+            newest[member] = max((facts.modified_ms, beat, facts), newest.get(member, (0, 0, facts)))
+    is_whole = True
+    for member, (at_ms, _, facts) in sorted(newest.items(), key=lambda item: item[1], reverse=True)[:MEMBERS_MAX]:
+        written_s = at_ms / 1000
+        if written_s <= found.get(member, (time.time() - FRESH_S, ""))[0] or facts.size > RUN_RECORD_BYTES_MAX:
+            continue
+        try:
+            found[member] = written_s, _url_in(storage.execute(ReadFile(facts.path, length=RUN_RECORD_BYTES_MAX)))
+        except ObjectMissingError:
+            is_whole = False
+    return is_whole
 
 
 def _look(folder: Path, found: dict[str, tuple[float, str]]) -> bool:
@@ -56,10 +92,17 @@ def _look(folder: Path, found: dict[str, tuple[float, str]]) -> bool:
 def _url_of(path: str) -> str:
     """Empty for what is no sign of life, and for that of a member that leaves. Raises FileNotFoundError."""
     try:
-        sign = decode_json(read_small_file(path), SignOfLife)
+        return _url_in(read_small_file(path))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, *UNDECODABLE):
+    except (OSError, ValueError):
+        return ""
+
+
+def _url_in(content: bytes) -> str:
+    try:
+        sign = decode_json(content, SignOfLife)
+    except UNDECODABLE:
         return ""
     url = sign.url.rstrip("/")
     is_one = url.startswith(("http://", "https://")) and "," not in url and len(url) <= URL_CHARACTERS_MAX

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.api import hedged
+from holdfast.api.cli import connections
 from holdfast.api.cli.main import app
 from holdfast.api.client import RestClient
 from holdfast.api.errors import ConnectionLostError
 from holdfast.api.hedged import HEDGED_MAX, ask_first
 from holdfast.api.members import known
-from holdfast.api.members.known import known_members
+from holdfast.api.members.known import known_members, known_members_in
+from holdfast.api.settings import local_folder
 from holdfast.barriers.run_record import RunRecord, read_small_file, write_run_record
 from holdfast.coordinator.standby.records import SignOfLife
 from holdfast.coordinator.standby.store import give_sign
@@ -33,8 +36,12 @@ from holdfast.statebackends.errors import (
 )
 from holdfast.statebackends.layout import sign_path
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import run_flow
+from holdfast.statebackends.storage.port import WriteFile, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
+from tests.s3_server import S3Server
+from tests.s3_server import bucket as bucket
+from tests.s3_server import connection as connection
+from tests.s3_server import server as server
 
 WAIT_S = 20.0
 
@@ -207,6 +214,40 @@ def test_changes_are_sent_to_one_member_alone(
     assert ("cancel", JOB) in coordinator.calls
 
 
+def test_further_members_are_looked_for_once_none_has_answered_in_time() -> None:
+    members, looks = Members({"a"}, set()), []
+
+    def further() -> tuple[str, ...]:
+        looks.append(tuple(members.asked))
+        return ("a", "b")
+
+    url, answer = ask_first(("a",), members.ask, further)
+    assert (url, answer.result(), members.asked, looks) == ("b", "answer of b", ["a", "b"], [("a",)])
+    members.end.set()
+
+
+def test_nobody_is_looked_for_while_the_first_answers_and_once_it_is_lost_all_ask_the_others(
+    served: Served, coordinator: FakeCoordinator
+) -> None:
+    looks: list[int] = []
+
+    def further() -> tuple[str, ...]:
+        looks.append(len(coordinator.calls))
+        return (served.url,)
+
+    client = RestClient(served.url, TOKEN, reconnect_timeout_s=0, further=further)
+    assert (client.job_state(JOB), looks) == ("RUNNING", [])
+    client.close()
+    lost = RestClient("http://127.0.0.1:9", TOKEN, reconnect_timeout_s=0, further=further)
+    lost.cancel(JOB)
+    assert (lost.job_state(JOB), len(looks)) == ("RUNNING", 1)
+    lost.close()
+    alone = RestClient("http://127.0.0.1:9", TOKEN, reconnect_timeout_s=0, further=lambda: ())
+    with pytest.raises(ConnectionLostError, match="can't reach"):
+        alone.job_state(JOB)
+    alone.close()
+
+
 # ------------------------------------------------------------------------------------------- members of a state directory
 
 FIRST = "http://127.0.0.1:7070"
@@ -275,3 +316,72 @@ def test_a_command_that_knows_the_state_directory_asks_the_member_that_does_not_
     assert shown.exit_code == 0, shown.output
     assert "2 completed, 1 failed" in shown.stdout
     assert shown.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------------------------- in a bucket
+
+
+def test_members_in_a_bucket_are_known_by_their_signs_too(bucket: str) -> None:
+    storage = open_storage(f"{bucket}/state")
+    assert known_members_in(storage, FIRST) == ()
+    signs = [
+        sign(1, FIRST),
+        sign(2, "http://127.0.0.1:7071/", beat=9),
+        sign(2, "http://127.0.0.1:7072", beat=10),
+        sign(3, "http://127.0.0.1:7073", is_leaving=True),
+        sign(4, "ftp://127.0.0.1:7074"),
+    ]
+    for each in signs:
+        storage.execute(WriteFile(sign_path(each.member, each.beat), [msgspec.json.encode(each)]))
+    for number, content in ((5, b"{"), (6, b"x" * 100_000)):
+        storage.execute(WriteFile(sign_path(f"{number:032x}", 1), [content]))
+    assert known_members_in(storage, FIRST) == ("http://127.0.0.1:7072",)
+
+
+def test_a_sign_in_a_bucket_that_is_old_counts_for_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(f"{bucket}/state")
+    run_flow(give_sign(sign(1, "http://127.0.0.1:7071")), storage)
+    monkeypatch.setattr(known, "FRESH_S", -60.0)
+    assert known_members_in(storage, FIRST) == ()
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_command_finds_the_member_that_lives_by_the_bucket(
+    tmp_path: Path,
+    served: Served,
+    coordinator: FakeCoordinator,
+    bucket: str,
+    server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    is_dead: bool,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LOCAL_DIR", str(tmp_path))
+    state, env = f"{bucket}/state", {"HOLDFAST_TOKEN": TOKEN}
+    run_flow(give_sign(sign(1, served.url)), open_storage(state))
+    folder = local_folder(state, os.environ)
+    folder.mkdir(mode=0o700)
+    write_run_record(folder, RunRecord(served.url, 1, "here", 1))
+    before = len(server.requests)
+    assert CliRunner().invoke(app, ["cancel", JOB, "--no-wait", "--state-dir", state], env=env).exit_code == 0
+    assert len(server.requests) == before, "a coordinator that answers is all that a command asks"
+    with hung() as url:
+        write_run_record(folder, RunRecord("http://127.0.0.1:9" if is_dead else url, 1, "here", 1))
+        shown = CliRunner().invoke(app, ["checkpoints", JOB, "--state-dir", state], env=env)
+    assert shown.exit_code == 0, shown.output
+    assert "2 completed, 1 failed" in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_a_bucket_that_does_not_answer_holds_no_command_up(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LOCAL_DIR", str(tmp_path))
+    monkeypatch.setattr(connections, "LOOK_S", 0.05)
+    ended = threading.Event()
+    monkeypatch.setattr(connections, "known_members_in", lambda *_: ended.wait(WAIT_S))
+    folder = local_folder(bucket, os.environ)
+    folder.mkdir(mode=0o700)
+    write_run_record(folder, RunRecord("http://127.0.0.1:9", 1, "here", 1))
+    shown = CliRunner().invoke(app, ["cancel", JOB, "--state-dir", bucket], env={"HOLDFAST_TOKEN": TOKEN})
+    ended.set()
+    assert (shown.exit_code, "can't reach the coordinator at http://127.0.0.1:9" in shown.stderr) == (1, True)
