@@ -52,10 +52,11 @@ def exit_code(error: BaseException) -> int:
 
 @contextmanager
 def trouble(code: int = EXIT_REFUSED) -> Iterator[None]:
-    """Turn every typed error of the block into one line and an exit code: for commands whose exit code 1 is a result."""
+    """Turn every typed error of the block, and a wait that took too long, into one line and an exit code: for commands whose exit
+    code 1 is a result."""
     try:
         yield
-    except HoldfastError as error:
+    except (HoldfastError, TimeoutError) as error:
         show_error(error)
         raise typer.Exit(code) from error
 

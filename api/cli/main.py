@@ -686,10 +686,14 @@ def list_tokens(connection: Connection = ANYWHERE, as_json: Json = False) -> Non
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast token list` shows it.")],
     connection: Connection = ANYWHERE,
+    as_json: Json = False,
 ) -> None:
     """Revoke a token: it ends here at once, at other coordinators of the state directory within 5 s."""
     connection.client().revoke_token(token_id)
-    console.show_line(f"{token_id} is revoked")
+    if as_json:
+        console.show_json({"id": token_id, "revoked": True})
+    else:
+        console.show_line(f"{token_id} is revoked")
 
 
 @app.command()

@@ -129,26 +129,30 @@ def _name(cut: CutView) -> str:
 
 
 def _damage(facts: Facts, cut: CutView | None) -> str:
-    """What the newest drill or verification found of the snapshot that a failure now goes back to; empty if nothing is wrong, or it
-    was not read."""
-    found = next((drill for drill in facts.situation.drills if cut is not None and drill.checkpoint_id == cut.checkpoint_id), None)
+    """What the newest drill or verification that found something out found of the snapshot that a failure now goes back to; empty if
+    nothing is wrong, or it was not read. A drill that still runs, or ended in an error, says nothing about what one has found."""
+    number = cut.checkpoint_id if cut is not None else -1
+    found = next((drill for drill in _told(facts) if drill.checkpoint_id == number), None)
     if found is not None and found.state is DrillState.FAILED:
         return _failed_drill(found)
-    number = cut.checkpoint_id if cut is not None else -1
     return _unsound(facts, [each for each in facts.situation.verifications if each.checkpoint_id == number])
 
 
 def _damage_before(facts: Facts, cut: CutView | None) -> str:
     """What the newest drill found of an earlier snapshot, if nothing has been read since: the next checkpoint ends no damage, since
     it may share files with that one, or be written by what damaged it."""
-    told = (each for each in facts.situation.drills if each.state in (DrillState.PASSED, DrillState.FAILED))
-    last = max(told, key=lambda each: each.started_ms, default=None)
+    last = max(_told(facts), key=lambda each: each.started_ms, default=None)
     if cut is None:
         return ""
     if last is None or last.state is not DrillState.FAILED or last.checkpoint_id == cut.checkpoint_id:
         found = _unsound(facts, facts.situation.verifications)
         return f"{found}; checkpoint {cut.checkpoint_id} has not been verified since" if found else ""
     return f"{_failed_drill(last)}; checkpoint {cut.checkpoint_id} has not been drilled since"
+
+
+def _told(facts: Facts) -> Iterator[DrillView]:
+    """Drills that found something out, newest first."""
+    return (each for each in facts.situation.drills if each.state in (DrillState.PASSED, DrillState.FAILED))
 
 
 def _unsound(facts: Facts, verifications: Sequence[Verification]) -> str:

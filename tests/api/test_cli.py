@@ -370,6 +370,12 @@ def test_a_token_is_printed_once_and_listed_without_its_text(flags: list[str], m
     assert "a token of role viewer may not operate" in fails("stop", JOB, *flags)
 
 
+def test_a_revocation_is_told_as_json_too(flags: list[str]) -> None:
+    issued = json.loads(run("token", "create", "--role", "viewer", "--json", *flags))
+    told = json.loads(run("token", "revoke", issued["id"], "--json", *flags))
+    assert told == {"id": issued["id"], "revoked": True}
+
+
 def test_a_revoked_token_is_out(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     issued = json.loads(run("token", "create", "--role", "operator", "--json", *flags))
     assert run("token", "revoke", issued["id"], *flags) == f"{issued['id']} is revoked\n"

@@ -32,7 +32,7 @@ class Label(schemas.Record):
     """checkpoint, final, savepoint or stop_savepoint."""
     location: str
     created_ms: int
-    """When the labels of this snapshot were last changed."""
+    """When it was given; of a label from before that was recorded, when the labels of its snapshot were last changed before."""
 
 
 class Labels(schemas.Record):

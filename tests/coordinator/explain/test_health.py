@@ -124,6 +124,9 @@ PASSED, FAILED, ERROR, RUNNING = DrillState.PASSED, DrillState.FAILED, DrillStat
         (((39, PASSED, 10_000), (38, FAILED, 20_000)), OK, "began"),
         (((39, FAILED, 10_000), (38, PASSED, 20_000)), AT_RISK, "a drill of checkpoint 39 found"),
         (((39, ERROR, 10_000),), OK, "began"),
+        (((40, RUNNING, 10), (40, FAILED, 20_000)), BAD, "a drill of checkpoint 40 found"),
+        (((40, ERROR, 10), (40, FAILED, 20_000)), BAD, "a drill of checkpoint 40 found"),
+        (((40, ERROR, 10), (40, PASSED, 100), (40, FAILED, 20_000)), OK, "began"),
     ],
 )
 def test_a_drill_that_failed_is_told_until_one_has_passed(
