@@ -434,13 +434,14 @@ class CheckpointCounts(msgspec.Struct, frozen=True):
 
 
 class CheckpointStatsView(msgspec.Struct, frozen=True):
-    """Counts since this coordinator leads the job; summaries of the newest completed checkpoints."""
+    """Counts since this coordinator leads the job; summaries of the newest checkpoints that it has completed."""
 
     counts: CheckpointCounts
     summary: Mapping[str, Quantiles]
     """checkpointed_size, state_size, end_to_end_duration, alignment_buffered, processed_data, persisted_data."""
     history: tuple[CheckpointView, ...]
-    """Newest first, bounded; includes those in progress."""
+    """Newest first, bounded; includes those in progress, and of those that earlier leaders completed the ones that are kept: what
+    no record tells of these is -1."""
     latest_completed: CheckpointView | None
     latest_savepoint: CheckpointView | None
     latest_failed: CheckpointView | None

@@ -58,7 +58,7 @@ def _of_checkpoint(view: CheckpointView, directory: str) -> dict[str, str]:
         "lastCheckpointPersistedData": view.persisted_bytes,
         "lastCheckpointCompletedTimestamp": view.latest_ack_ms,
     }
-    texts = {name: str(value) for name, value in numbers.items()}
+    texts = {name: str(value) for name, value in numbers.items() if value >= 0}
     path = external_path(view.location, directory)
     return texts if path is None else texts | {"lastCheckpointExternalPath": path}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointMetrics, FailureReason, SubtaskKey
-from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.views import (
     CheckpointCounts,
     CheckpointPhases,
@@ -31,7 +31,7 @@ from holdfast.coordinator.views import (
 )
 
 HISTORY_MAX = 20
-"""Finished checkpoints kept with their subtasks; those in progress are kept besides."""
+"""Finished checkpoints kept, with their subtasks but for those of earlier leaders; those in progress are kept besides."""
 
 RECENT_MAX = 20
 """Newest completed checkpoints whose phases are kept, savepoints left out."""
@@ -222,6 +222,31 @@ def _vertex_view(vertex: str, status: str, subtasks: Sequence[SubtaskCheckpointV
     )
 
 
+def _recalled_view(completed: CompletedCheckpoint) -> CheckpointView:
+    """A checkpoint that an earlier leader completed: what its record does not tell is -1."""
+    return CheckpointView(
+        checkpoint_id=completed.checkpoint_id,
+        kind=completed.kind,
+        status="COMPLETED",
+        trigger_ms=completed.timestamp_ms,
+        latest_ack_ms=-1,
+        checkpointed_size=-1,
+        state_size=-1 if completed.is_savepoint or completed.shared is None else completed.size,
+        end_to_end_ms=-1,
+        processed_bytes=0,
+        persisted_bytes=0,
+        num_subtasks=0,
+        num_acknowledged_subtasks=0,
+        vertices={},
+        location=completed.folder,
+    )
+
+
+def _slot_of(view: CheckpointView) -> str:
+    """Which of the latest ones a completed checkpoint may be."""
+    return "savepoint" if view.is_savepoint else "completed"
+
+
 class _Summaries:
     """The numbers that the summaries are over, at one moment; summarised by whichever thread shows them first."""
 
@@ -248,9 +273,18 @@ class CapturedStats:
     recent: tuple[CheckpointPhases, ...]
     notify_ms: Mapping[int, int]
     """Checkpoint of the history -> time from COMPLETED until the last subtask was told, where any has said."""
+    recalled: tuple[CheckpointView, ...] = ()
+    """Completed under earlier leaders; without their vertices, and with little else."""
+    latest_recalled: Mapping[str, CheckpointView] = field(default_factory=dict)
+
+    def recall(self, checkpoint_id: int) -> CheckpointView | None:
+        """One that an earlier leader completed; None if it is none of those that are shown."""
+        known = (*self.recalled, *self.latest_recalled.values())
+        return next((view for view in known if view.checkpoint_id == checkpoint_id), None)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
-        """One checkpoint: in progress, of the history, or the latest of its kind, however old; None if it is none of these."""
+        """One checkpoint of this leader: in progress, of the history, or the latest of its kind, however old; None if it is none of
+        these."""
         running = self.in_progress.get(checkpoint_id)
         if running is not None:
             return running.view()
@@ -261,13 +295,14 @@ class CapturedStats:
     def view(self) -> CheckpointStatsView:
         """All statistics. Checkpoints in progress come without their vertices: see `checkpoint`."""
         running = [tracked.overview for tracked in self.in_progress.values()]
+        latest = {**self.latest_recalled, **self.latest}
         return CheckpointStatsView(
             counts=self.counts,
             summary=self.summaries.view(),
-            history=tuple(sorted([*running, *self.finished], key=lambda view: -view.checkpoint_id)),
-            latest_completed=self.latest.get("completed"),
-            latest_savepoint=self.latest.get("savepoint"),
-            latest_failed=self.latest.get("failed"),
+            history=tuple(sorted([*running, *self.finished, *self.recalled], key=lambda view: -view.checkpoint_id)),
+            latest_completed=latest.get("completed"),
+            latest_savepoint=latest.get("savepoint"),
+            latest_failed=latest.get("failed"),
             latest_restored=self.latest_restored,
             recent=tuple(replace(phases, notify_ms=self.notify_ms.get(phases.checkpoint_id, -1)) for phases in self.recent),
         )
@@ -283,6 +318,8 @@ class CheckpointStats:
         self._summaries: _Summaries | None = None
         """Of `_numbers` as they are; None: not captured since they changed."""
         self._latest: dict[str, CheckpointView] = {}
+        self._recalled: OrderedDict[int, CheckpointView] = OrderedDict()
+        self._latest_recalled: dict[str, CheckpointView] = {}
         self._restored: RestoredView | None = None
         self._untaken: OrderedDict[int, CheckpointView] = OrderedDict()
         """Finished ones that `take_finished` has not returned."""
@@ -294,6 +331,12 @@ class CheckpointStats:
         self._unrecorded: set[int] = set()
         """Those of which `take_notified` has not told."""
         self._counts = {"restored": 0, "total": 0, "completed": 0, "failed": 0}
+
+    def recall(self, completed: Iterable[CompletedCheckpoint]) -> None:
+        """Those that earlier leaders completed, and that are kept: a new leader shows them, and counts none. To be called first."""
+        for view in map(_recalled_view, sorted(completed, key=attrgetter("checkpoint_id"))):
+            self._latest_recalled[_slot_of(view)] = self._recalled[view.checkpoint_id] = view
+        self._trim()
 
     def triggered(self, checkpoint_id: int, request: CheckpointRequest, tasks: Iterable[SubtaskKey], trigger_ms: int) -> None:
         self._counts["total"] += 1
@@ -329,7 +372,7 @@ class CheckpointStats:
         decide_ms = max(0, wall_ms - view.latest_ack_ms) if view.latest_ack_ms >= 0 else -1
         view = replace(view, location=location, end_to_end_ms=duration, decide_ms=decide_ms)
         self._counts["completed"] += 1
-        self._latest["savepoint" if view.is_savepoint else "completed"] = view
+        self._latest[_slot_of(view)] = view
         numbers = (view.checkpointed_size, view.state_size, duration, 0, view.processed_bytes, view.persisted_bytes)
         for name, value in zip(_SUMMARIES, numbers, strict=True):
             self._numbers[name].append(value)
@@ -372,12 +415,13 @@ class CheckpointStats:
         self._note_discarded(checkpoint_id, discarded=False)
 
     def _note_discarded(self, checkpoint_id: int, *, discarded: bool) -> None:
-        view = self._finished.get(checkpoint_id)
-        if view is not None:
-            self._finished[checkpoint_id] = replace(view, discarded=discarded)
-        for kind, latest in self._latest.items():
-            if latest.checkpoint_id == checkpoint_id:
-                self._latest[kind] = replace(latest, discarded=discarded)
+        for views in (self._finished, self._recalled):
+            if checkpoint_id in views:
+                views[checkpoint_id] = replace(views[checkpoint_id], discarded=discarded)
+        for latest in (self._latest, self._latest_recalled):
+            for kind, view in latest.items():
+                if view.checkpoint_id == checkpoint_id:
+                    latest[kind] = replace(view, discarded=discarded)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
         return self.capture().checkpoint(checkpoint_id)
@@ -402,7 +446,8 @@ class CheckpointStats:
 
     @property
     def latest_completed(self) -> CheckpointView | None:
-        return self._latest.get("completed")
+        """Of an earlier leader, where this one has completed none."""
+        return self._latest.get("completed") or self._latest_recalled.get("completed")
 
     def capture(self) -> CapturedStats:
         """The statistics as they are. O(pending checkpoints); the numbers of the summaries are copied once a completed one."""
@@ -417,6 +462,8 @@ class CheckpointStats:
             latest_restored=self._restored,
             recent=tuple(self._recent),
             notify_ms=self._notify_ms(),
+            recalled=tuple(self._recalled.values()),
+            latest_recalled=dict(self._latest_recalled),
         )
 
     def view(self) -> CheckpointStatsView:
@@ -442,9 +489,14 @@ class CheckpointStats:
         while len(self._untaken) > HISTORY_MAX:
             self._untaken.popitem(last=False)
         self._finished[view.checkpoint_id] = view
-        while len(self._finished) > HISTORY_MAX:
-            self._finished.popitem(last=False)
+        self._trim()
         while len(self._notified) > NOTIFIED_MAX:
             oldest = min(self._notified)
             del self._notified[oldest], self._completed[oldest]
             self._unrecorded.discard(oldest)
+
+    def _trim(self) -> None:
+        """Keep HISTORY_MAX finished ones, those of earlier leaders included, which go first."""
+        for views in (self._recalled, self._finished):
+            while views and len(self._recalled) + len(self._finished) > HISTORY_MAX:
+                views.popitem(last=False)

@@ -129,8 +129,8 @@ def _name(cut: CutView) -> str:
 
 
 def _damage(facts: Facts, cut: CutView | None) -> str:
-    """What the newest drill or verification that found something out found of the snapshot that a failure now goes back to; empty if
-    nothing is wrong, or it was not read. A drill that still runs, or ended in an error, says nothing about what one has found."""
+    """What the newest drill or verification that found something out says of the snapshot that a failure now goes back to; empty if
+    nothing is wrong, or it was not read. A drill that runs, or ended in an error, takes nothing back of what one has found."""
     number = cut.checkpoint_id if cut is not None else -1
     found = next((drill for drill in _told(facts) if drill.checkpoint_id == number), None)
     if found is not None and found.state is DrillState.FAILED:

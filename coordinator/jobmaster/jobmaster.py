@@ -149,6 +149,7 @@ class JobMaster:
             config=setup.config_in_force,
             newest_erasure=setup.erasing,
         )
+        self.coordinator.stats.recall(each for each in setup.completed if each.checkpoint_id >= setup.first_checkpoint_id)
         self.settings = RunningSettings(setup.graph.config, setup.config_in_force, setup.last_config)
         self.slot_pool = SlotPool(setup, rng, self._turn)
         self.standbys = Standbys(setup, self.slot_pool, self._turn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from holdfast.api.flink.render_metrics import job_metrics
 from holdfast.api.routes.service import metrics
 from holdfast.api.routes.service.metrics import CoordinatorCollector
 from holdfast.coordinator.views import DrillMark
@@ -57,6 +58,25 @@ def test_drills_of_jobs_that_had_one_or_have_a_schedule(
         "holdfast_drill_overdue_seconds": "2.5",
     }
     assert shown(DrillMark(5_000))["holdfast_last_drill_failed"] == "0.0"
+
+
+def test_of_a_checkpoint_of_an_earlier_leader_no_made_up_numbers_are_shown(
+    served: Served, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = (each for each in coordinator.numbers() if each.overview.job_id == JOB)
+    assert job.latest_completed is not None
+    recalled = replace(job.latest_completed, end_to_end_ms=-1, checkpointed_size=-1, state_size=-1, latest_ack_ms=-1)
+    monkeypatch.setattr(coordinator, "numbers", lambda: (replace(job, latest_completed=recalled),))
+    lines = served.request("GET", "/metrics").data.decode().splitlines()
+    shown = {line.split("{")[0]: float(line.rsplit(" ")[-1]) for line in lines if line.startswith("holdfast_last_checkpoint")}
+    assert shown == {
+        "holdfast_last_checkpoint_id": recalled.checkpoint_id,
+        "holdfast_last_checkpoint_timestamp_seconds": recalled.trigger_ms / 1000,
+    }
+    whole = coordinator.whole_job(JOB)
+    texts = job_metrics(whole.job, replace(whole.checkpoints, latest_completed=recalled), "/state")
+    assert texts["lastCompletedCheckpointId"] == str(recalled.checkpoint_id)
+    assert not {"lastCheckpointDuration", "lastCheckpointSize", "lastCheckpointCompletedTimestamp"}.intersection(texts)
 
 
 def test_labels_by_subtask_are_bounded_over_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,35 @@ def test_workers_run_on_through_a_restart_of_the_coordinator(open_service: Open)
     assert second.job(crew.job_id).epoch == 2
 
 
+def test_a_new_leader_shows_what_the_one_before_has_completed_and_counts_none_of_it(open_service: Open, tmp_path: Path) -> None:
+    first = open_service()
+    crew = running(first)
+    first.request_checkpoint(crew.job_id)
+    crew.until_completed(1)
+    number = first.checkpoints(crew.job_id).history[0].checkpoint_id
+    first.request_savepoint(crew.job_id, str(tmp_path / "savepoints"))
+    crew.until_completed(2)
+    savepoint = first.checkpoints(crew.job_id).history[0].location
+    first.close()
+    second = open_service()
+    stats = second.checkpoints(crew.job_id)
+    assert [(view.checkpoint_id, view.status, view.is_savepoint) for view in stats.history] == [
+        (number + 1, "COMPLETED", True),
+        (number, "COMPLETED", False),
+    ]
+    assert (stats.counts.completed, stats.counts.total, stats.recent) == (0, 0, ())
+    newest = stats.latest_completed
+    assert newest is not None
+    assert (newest.checkpoint_id, newest.end_to_end_ms, newest.checkpointed_size) == (number, -1, -1)
+    assert newest.trigger_ms > 0
+    assert stats.latest_savepoint is not None
+    assert (stats.latest_savepoint.checkpoint_id, stats.latest_savepoint.location) == (number + 1, savepoint)
+    assert second.checkpoint(crew.job_id, number).location == newest.location
+    (numbers,) = second.numbers()
+    assert numbers.latest_completed == newest, "an alert about its age must not fall silent"
+    assert second.explain(crew.job_id, number).summary.startswith(f"checkpoint {number} completed")
+
+
 def test_restarted_coordinator_aborts_what_was_pending_and_answers_its_acks(open_service: Open, tmp_path: Path) -> None:
     first = open_service()
     crew = running(first, checkpoint_interval_ms=20)

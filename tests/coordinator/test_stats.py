@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.api.flink import render_checkpoints
 from holdfast.barriers.messages import AcknowledgeCheckpoint, CheckpointKind, CheckpointMetrics, FailureReason, SubtaskKey
 from holdfast.coordinator import views
-from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest
+from holdfast.coordinator.checkpoints.checkpoint import CheckpointRequest, CompletedCheckpoint
 from holdfast.coordinator.checkpoints.stats import HISTORY_MAX, RECENT_MAX, CheckpointStats
 from holdfast.coordinator.history.records import describe_checkpoint
 from holdfast.coordinator.views import Quantiles, RestoredView, summarise
@@ -312,3 +312,36 @@ def test_the_slowest_subtasks_of_many_are_recorded_and_the_first_of_equal_ones()
     slowest = [(each["vertex"], each["subtask"]) for each in describe_checkpoint(view, {})["slowest"]]
     equal = [("v2", subtask) for subtask in range(4)] + [("v4", subtask) for subtask in range(4)]
     assert slowest == [("v5", 3), *equal, ("v0", 0)]
+
+
+def recalled(*numbers: int) -> list[CompletedCheckpoint]:
+    return [CompletedCheckpoint(each, CheckpointKind.CHECKPOINT, f"job/chk-{each}", 10 * each, 500) for each in numbers]
+
+
+def test_what_earlier_leaders_completed_gives_way_to_what_this_one_decides() -> None:
+    stats = CheckpointStats()
+    stats.recall(recalled(*range(1, HISTORY_MAX + 5)))
+    assert [view.checkpoint_id for view in stats.view().history] == list(range(HISTORY_MAX + 4, 4, -1))
+    for number in range(101, 101 + HISTORY_MAX):
+        stats.triggered(number, CheckpointRequest(), TASKS, 1_000)
+        stats.failed(number, FailureReason.EXPIRED, "", 2_000)
+        assert len(stats.view().history) == HISTORY_MAX
+    newest = stats.view().latest_completed
+    assert newest is not None
+    assert (newest.checkpoint_id, newest.state_size, newest.trigger_ms) == (HISTORY_MAX + 4, 500, 10 * (HISTORY_MAX + 4))
+    assert stats.latest_completed == newest
+    assert stats.capture().recall(HISTORY_MAX + 4) == newest
+    assert stats.checkpoint(HISTORY_MAX + 4) is None, "its times are in the history of the job"
+    complete(stats, 200)
+    assert stats.latest_completed == stats.view().latest_completed == stats.checkpoint(200)
+
+
+def test_one_of_an_earlier_leader_that_is_dropped_is_shown_as_such() -> None:
+    stats = CheckpointStats()
+    stats.recall(recalled(1, 2))
+    stats.dropped(1)
+    stats.dropped(2)
+    stats.kept(2)
+    view = stats.view()
+    assert [(each.checkpoint_id, each.discarded) for each in view.history] == [(2, False), (1, True)]
+    assert view.latest_completed == view.history[0]

@@ -27,7 +27,7 @@ from holdfast.barriers.latency import BOUNDS_MS, LatencyHistogram, merge
 from holdfast.barriers.messages import AckStatus, SubtaskMetrics
 from holdfast.coordinator.interface import Coordinator
 from holdfast.coordinator.totals import NOTHING, derive_job_totals
-from holdfast.coordinator.views import JobNumbersView
+from holdfast.coordinator.views import CheckpointView, JobNumbersView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -205,7 +205,9 @@ class JobMetrics:
             "holdfast_last_checkpoint_state_bytes", "Bytes of state in the newest completed checkpoint.", labels=labels
         )
         self.last_time = GaugeMetricFamily(
-            "holdfast_last_checkpoint_timestamp_seconds", "When the newest one was complete, since 1970.", labels=labels
+            "holdfast_last_checkpoint_timestamp_seconds",
+            "When the newest one was complete, since 1970; of one that an earlier leader completed, when it was triggered.",
+            labels=labels,
         )
 
     def _add_families_of_drills(self, labels: tuple[str, ...]) -> None:
@@ -237,18 +239,27 @@ class JobMetrics:
         self.checkpoints.add_metric((*labels, "completed"), job.counts.completed)
         self.checkpoints.add_metric((*labels, "failed"), job.counts.failed)
         self.pending.add_metric(labels, job.counts.in_progress)
-        newest = job.latest_completed
-        if newest is not None:
-            self.last_id.add_metric(labels, newest.checkpoint_id)
-            self.last_duration.add_metric(labels, newest.end_to_end_ms / 1000)
-            self.last_size.add_metric(labels, newest.checkpointed_size)
-            self.last_full_size.add_metric(labels, newest.state_size)
-            self.last_time.add_metric(labels, (newest.trigger_ms + newest.end_to_end_ms) / 1000)
+        if job.latest_completed is not None:
+            self._add_newest(job.latest_completed, labels)
         if job.drill.last_ms >= 0:
             self.last_drill.add_metric(labels, job.drill.last_ms / 1000)
             self.drill_failed.add_metric(labels, int(job.drill.has_failed))
         if job.drill.overdue_ms >= 0:
             self.drill_overdue.add_metric(labels, job.drill.overdue_ms / 1000)
+
+    def _add_newest(self, newest: CheckpointView, labels: tuple[str, str]) -> None:
+        """The newest completed checkpoint. Of one that an earlier leader completed it is known when it was triggered, and little
+        else: it is no younger than that."""
+        self.last_id.add_metric(labels, newest.checkpoint_id)
+        if newest.trigger_ms >= 0:
+            self.last_time.add_metric(labels, (newest.trigger_ms + max(0, newest.end_to_end_ms)) / 1000)
+        for family, number, per in (
+            (self.last_duration, newest.end_to_end_ms, 1000),
+            (self.last_size, newest.checkpointed_size, 1),
+            (self.last_full_size, newest.state_size, 1),
+        ):
+            if number >= 0:
+                family.add_metric(labels, number / per)
 
     def _add_totals(self, job: JobNumbersView, labels: tuple[str, str]) -> None:
         total = derive_job_totals(job.graph, job.reached)

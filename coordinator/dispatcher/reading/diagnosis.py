@@ -90,7 +90,7 @@ class Diagnosis:
             found = look.published.stats.checkpoint(number) if number is not None else None
             if number is None or found is not None:
                 return explain(self._seen(_with(situation, number, found)))
-            return explain(self._recalled(situation, number, None))
+            return explain(self._recalled(situation, number, look.published.stats.recall(number)))
         situation = view_recorded_situation(recorded, self._root, self._clock.wall_ms())
         number = choose_checkpoint(situation) if checkpoint_id is None else checkpoint_id
         if number is None:

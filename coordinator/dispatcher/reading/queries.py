@@ -306,7 +306,8 @@ class Queries:
             history = view_recorded_checkpoints(recorded).history
             view = next((entry for entry in history if entry.checkpoint_id == checkpoint_id), None)
         else:
-            view = self._calls.look(job_id).published.stats.checkpoint(checkpoint_id)
+            stats = self._calls.look(job_id).published.stats
+            view = stats.checkpoint(checkpoint_id) or stats.recall(checkpoint_id)
         if view is None:
             raise NotFoundError(f"job {job_id} shows no checkpoint {checkpoint_id}", job=job_id, checkpoint=checkpoint_id)
         return view
