@@ -26,6 +26,8 @@ log = logging.getLogger("holdfast.tls")
 
 REFRESH_S = 2.0
 """Seconds between two looks at the files."""
+SET_BACK = datetime.timedelta(hours=1)
+"""Less is an ordinary correction of a clock, and certificates are backdated by days."""
 WARN_DAYS = 14
 """A certificate of files that ends sooner is warned of, once a day."""
 
@@ -62,17 +64,25 @@ def _facts(path: Path) -> tuple[int, int, int] | None:
 
 
 class OwnPair:
-    """A pair of the state directory's authority, made anew at half of its time."""
+    """A pair of the state directory's authority, made anew at half of its time, and when the clock was set back: one that was made
+    by a clock some days ahead is refused by everybody until then."""
 
     def __init__(self, authority: Authority, hosts: tuple[str, ...]) -> None:
         self._authority = authority
         self._hosts = hosts
+        self._made_at: datetime.datetime | None = None
+        self._set_back = 0
+        """How often the clock was found to be before the time at which the newest pair was made."""
 
     def signature(self, now: datetime.datetime) -> object:
-        return now.toordinal() // (MEMBER_DAYS // 2)
+        if self._made_at is not None and now < self._made_at - SET_BACK:
+            self._set_back, self._made_at = self._set_back + 1, now
+        return self._set_back, now.toordinal() // (MEMBER_DAYS // 2)
 
     def read(self, now: datetime.datetime) -> Pair:
-        return issue_pair(self._authority, self._hosts, now)
+        pair = issue_pair(self._authority, self._hosts, now)
+        self._made_at = now
+        return pair
 
 
 def _now() -> datetime.datetime:

@@ -34,21 +34,26 @@ class Retention:
 
     def choose(self, completed: Iterable[tuple[int, int]], now_ms: int) -> frozenset[int]:
         """Ids to keep of (id, when it was triggered, ms since the epoch): the newest by id, the newest of each of the newest hours
-        and days that have any, and those of the time within. `now_ms`: wall clock.
+        and days that have any, and those of the time within. `now_ms`: wall clock. Where that is more than RETAINED_MAX, those of
+        hours and days come first: a short interval would else push them all out.
 
         The newest id is always among them. A clock that went back keeps no fewer than `newest`, and no more than `kept_max`."""
         ordered = sorted(completed, reverse=True)
         kept = {number for number, _ in ordered[: self.newest]}
-        others: list[int] = []
+        periodic: list[int] = []
+        within: list[int] = []
         hours: set[int] = set()
         days: set[int] = set()
         for number, timestamp_ms in ordered:
             is_hourly = _takes(hours, timestamp_ms // HOUR_MS, self.hourly)
             is_daily = _takes(days, timestamp_ms // DAY_MS, self.daily)
-            is_within = self.within_ms > 0 and timestamp_ms >= now_ms - self.within_ms
-            if number not in kept and (is_hourly or is_daily or is_within):
-                others.append(number)
-        return frozenset(kept.union(others[:RETAINED_MAX]))
+            if number in kept:
+                continue
+            if is_hourly or is_daily:
+                periodic.append(number)
+            elif self.within_ms > 0 and timestamp_ms >= now_ms - self.within_ms:
+                within.append(number)
+        return frozenset(kept.union([*periodic, *within][:RETAINED_MAX]))
 
 
 def _takes(taken: set[int], period: int, limit: int) -> bool:

@@ -41,7 +41,8 @@ from holdfast.statebackends.storage.flows import read_in_group
 from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFolder, PutIfAbsent, StatFile
 
 LABELS_MAX = 100
-"""Labels of one job. Labels that are given at the same moment may be a few more."""
+"""Labels of one job. Labels that are given at the same moment may be a few more, and those that Holdfast gives itself for a while
+have room beside them: no user's labels keep a key from being forgotten."""
 LABELS_OF_ONE_MAX = 20
 """Labels of one snapshot."""
 LABEL_CHARS_MAX = 64
@@ -97,9 +98,14 @@ DRILLING_LABEL = re.compile(r"drilling[0-9a-f]{16}")
 """What keeps a checkpoint while it is drilled; likewise."""
 
 
+def is_passing(label: str) -> bool:
+    """Whether Holdfast gives it for a drill or a forgetting, and removes it itself."""
+    return FORGETTING_LABEL.fullmatch(label) is not None or DRILLING_LABEL.fullmatch(label) is not None
+
+
 def check_users_label(label: str) -> str:
     """The label. Raises InvalidConfigError for one that is none, or that Holdfast gives and removes itself."""
-    if FORGETTING_LABEL.fullmatch(label) is not None or DRILLING_LABEL.fullmatch(label) is not None:
+    if is_passing(label):
         text = f"the label {label!r} is of a form that Holdfast gives and removes itself: choose another one"
         raise InvalidConfigError(text, setting="label")
     return check_label(label)
@@ -307,7 +313,7 @@ def add_label(paths: JobPaths, checkpoint_id: int, label: str, mark: Mark) -> Fl
     mine = [view for view in known.labels if view.checkpoint_id == checkpoint_id and view.label == label]
     if mine:
         return msgspec.structs.replace(mine[0], timestamp_ms=timestamp_ms)
-    if len(known.labels) >= LABELS_MAX:
+    if len(known.labels) >= LABELS_MAX and not is_passing(label):
         raise InvalidConfigError(f"job {paths.job_id} has {LABELS_MAX} labels, which is the limit: remove one", setting="label")
     for number in known.gone:  # ids are never taken again
         yield DeleteFile(paths.labelled(number))
@@ -382,7 +388,7 @@ def remove_label(paths: JobPaths, label: str, mark: Mark, checkpoint_id: int | N
     known = yield from read_labels(paths)
     having = [view for view in known.labels if view.label == label and checkpoint_id in (None, view.checkpoint_id)]
     if not having:
-        raise _unknown(paths.job_id, label, known)
+        raise _unknown(paths.job_id, label, known, checkpoint_id)
     for view in having:
         yield from _change(view.folder, mark, remove=label)
     return tuple(having)
@@ -395,7 +401,7 @@ def remove_passing(paths: JobPaths, job: RecordedJob, mark: Mark) -> Flow[None]:
         return
     known = yield from read_labels(paths)
     for view in known.labels:
-        if DRILLING_LABEL.fullmatch(view.label) is not None or FORGETTING_LABEL.fullmatch(view.label) is not None:
+        if is_passing(view.label):
             yield from _change(view.folder, mark, remove=view.label)
 
 
@@ -411,7 +417,12 @@ def find_label(job_id: str, known: LabelList, label: str) -> LabelView:
     return having[0]
 
 
-def _unknown(job_id: str, label: str, known: LabelList) -> NotFoundError:
+def _unknown(job_id: str, label: str, known: LabelList, checkpoint_id: int | None = None) -> NotFoundError:
+    """`checkpoint_id`: of which the label was named, if of one alone."""
+    others = [str(view.checkpoint_id) for view in known.labels if view.label == label]
+    if others and checkpoint_id is not None:
+        text = f"checkpoint {checkpoint_id} of job {job_id} has no label {label!r}: it is that of {', '.join(others)}"
+        return NotFoundError(text, job=job_id, checkpoint=checkpoint_id)
     names = ", ".join(sorted({view.label for view in known.labels})[:20]) or "none"
     damage = f" ({'; '.join(known.damage[:3])})" if known.damage else ""
     return NotFoundError(f"job {job_id} has no label {label!r}; it has {names}{damage}", job=job_id)

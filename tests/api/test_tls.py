@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from holdfast.api.client import RestClient
 from holdfast.api.http.connection_budget import BodyBudget, ConnectionLimits
@@ -238,6 +239,22 @@ def test_an_own_certificate_is_made_anew_before_its_end(authority: Authority) ->
         time[0] += DAY
         live.refresh()
         assert expires_at(live.pair) - time[0] >= 14 * DAY
+
+
+@pytest.mark.parametrize("ahead_days", [3, 20])
+def test_an_own_certificate_is_made_anew_when_a_clock_that_was_ahead_is_set_back(authority: Authority, ahead_days: int) -> None:
+    """As of a machine that gets the time from the network only after its services have begun."""
+    time = [NOW + ahead_days * DAY]
+    live = LiveContext(OwnPair(authority, HOSTS), now=lambda: time[0])
+    begins = x509.load_pem_x509_certificates(live.pair.certificate_pem)[0].not_valid_before_utc
+    assert begins > NOW
+    time[0] = NOW
+    assert live.refresh()
+    begins = x509.load_pem_x509_certificates(live.pair.certificate_pem)[0].not_valid_before_utc
+    assert begins <= NOW - DAY
+    assert not live.refresh(), "once"
+    time[0] -= DAY / 48
+    assert not live.refresh(), "an ordinary correction"
 
 
 # ------------------------------------------------------------------------------------------------------------- servers

@@ -114,6 +114,15 @@ def test_no_more_is_kept_than_the_bound() -> None:
     assert min(kept) == 1_999 - RETAINED_MAX - 2
 
 
+def test_a_long_time_within_does_not_push_out_those_of_days() -> None:
+    """At 10 s a day has 8,640 of them."""
+    times = range(0, 3 * DAY_MS, 10_000)
+    retention = Retention(1, daily=3, within_ms=DAY_MS)
+    kept = retention.choose(list(enumerate(times, 1)), times[-1])
+    assert {8_640, 2 * 8_640, 3 * 8_640} <= kept
+    assert len(kept) == retention.kept_max
+
+
 @pytest.mark.parametrize(
     "setting",
     [

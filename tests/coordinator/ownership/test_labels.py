@@ -202,6 +202,8 @@ def test_labels_are_listed_kept_and_removed(storage: DictStorage) -> None:
     assert labels(storage) == {"kept": 3}
     with pytest.raises(NotFoundError, match="has no label 'before'; it has kept"):
         run_flow(remove_label(PATHS, "before", mark()), storage)
+    with pytest.raises(NotFoundError, match="has no label 'kept': it is that of 3"):
+        run_flow(remove_label(PATHS, "kept", mark(), 2), storage)
 
 
 def test_giving_a_label_again_writes_nothing(storage: DictStorage) -> None:
@@ -258,6 +260,9 @@ def test_labels_are_bounded(storage: DictStorage) -> None:
         run_flow(add_label(PATHS, 10 + index, f"x-{index}", mark()), storage)
     with pytest.raises(InvalidConfigError, match=f"has {LABELS_MAX} labels"):
         run_flow(add_label(PATHS, 11, "more", mark()), storage)
+    for passing in ("forgetting0123456789abcdef", "drilling0123456789abcdef"):
+        run_flow(add_label(PATHS, 11, passing, mark()), storage)
+        run_flow(remove_label(PATHS, passing, mark()), storage)
     run_flow(remove_label(PATHS, "one-0", mark()), storage)
     run_flow(add_label(PATHS, 11, "more", mark()), storage)
 
