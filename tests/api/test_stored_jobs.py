@@ -27,11 +27,13 @@ from holdfast.coordinator.ha.records import (
     SubmissionRecord,
     encode_record,
 )
+from holdfast.coordinator.ha.recovery import Takeover, recover_job
+from holdfast.coordinator.ha.routing import RoutedStorage
 from holdfast.statebackends.errors import NotFoundError
 from holdfast.statebackends.layout import METADATA_NAME, JobPaths
 from holdfast.statebackends.snapshot.metadata import decode_metadata, encode_metadata
 from holdfast.statebackends.storage.locations import open_storage
-from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, Storage
+from holdfast.statebackends.storage.port import ListFiles, PutIfAbsent, StatFile, Storage, run_flow
 from tests.coordinator.doubles import submission, word_count
 from tests.coordinator.ownership.test_claims import contents
 from tests.golden.in_flight_snapshot import GOLDEN
@@ -140,6 +142,19 @@ def test_a_checkpoint_that_an_older_leader_began_is_nobodys(tmp_path: Path) -> N
     output = holdfast("checkpoints", LIVE, "--state-dir", str(tmp_path), "--offline").stdout
     assert "leader_changed: epoch 2 leads" in output
     assert output.splitlines()[-1].startswith("on record: 1 completed, 2 failed; ")
+
+
+def test_an_id_that_a_new_leader_took_to_fence_the_one_before_is_no_failed_checkpoint(tmp_path: Path) -> None:
+    storage, paths = open_storage(str(tmp_path)), JobPaths(LIVE)
+    put(storage, "_holdfast", b"directory")
+    put_job(storage, LIVE)
+    before = StoredJobs(str(tmp_path)).checkpoints(LIVE)
+    put(storage, paths.leader(2), LeaderRecord(2, "m"))
+    run_flow(recover_job(paths, Takeover(2, "m", 9_000)), RoutedStorage(storage))
+    assert storage.execute(StatFile(paths.claim(6))) is not None
+    after = StoredJobs(str(tmp_path)).checkpoints(LIVE)
+    assert [each["id"] for each in after["history"]] == [each["id"] for each in before["history"]] == [5, 4, 3]
+    assert after["counts"]["failed"] == before["counts"]["failed"] + 1, "that which was in progress"
 
 
 def test_a_savepoint_on_record_has_no_size_rather_than_none_at_all(tmp_path: Path) -> None:

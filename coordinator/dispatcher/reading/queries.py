@@ -132,8 +132,10 @@ def view_recorded_savepoint_places(job: RecordedJob) -> SavepointPlaces:
 def view_recorded_checkpoints(job: RecordedJob) -> CheckpointStatsView:
     """Checkpoints of a job that are still on record. Undecided ones of the newest leader of a job without a recorded end count as
     in progress; those of older leaders nobody completes any more. How often it was restored no record tells: -1, as are sizes of
-    what is no readable checkpoint: a savepoint's are in its own folder."""
+    what is no readable checkpoint: a savepoint's are in its own folder. An id that a new leader took only so that the one before
+    it could not is no checkpoint that failed."""
     entries = [job.checkpoints[number] for number in sorted(job.checkpoints)]
+    entries = [entry for entry in entries if entry.claim is None or entry.claim.submission > 0]
     newest_epoch = max(job.epochs, default=0)
     views = [
         _recorded(entry, is_live=job.is_live, newest_epoch=newest_epoch)
