@@ -127,7 +127,9 @@ class Noted(msgspec.Struct, frozen=True):
 
     @property
     def is_refused(self) -> bool:
-        return self.status in (401, 403)
+        """Also whatever is answered to nobody who is known, such as one login too many: strangers have no share of the log that
+        changes have."""
+        return self.status in (401, 403) or not (self.credential or self.role)
 
     @property
     def sender(self) -> str:

@@ -494,6 +494,17 @@ def test_a_storage_that_fails_holds_no_request_up(tmp_path: Path, caplog: pytest
     assert caplog.text.count("the audit log can't be written") == 1
 
 
+def test_logins_beyond_their_bound_are_a_stranger_s_and_no_changes(tmp_path: Path) -> None:
+    """Each was a line among changes, of which one address may fill half a MiB a day, and any number of addresses all of it."""
+    with serving(FakeCoordinator(), tmp_path) as service:
+        answers = Counter(service.request("POST", "/ui/login", {"token": "x" * 40}).status for _ in range(40))
+        assert answers[401] >= 10
+        assert answers[429] >= 10
+    lines = [line for line in read_audit(str(tmp_path)) if line.request]
+    assert {line.kind for line in lines} == {"refused"}
+    assert len(lines) <= audit.REFUSALS_PER_SENDER_MAX
+
+
 def test_refusals_take_no_change_s_place_while_storage_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_logs, "_wall_ms", lambda: 5_000)
     kept = audit.REFUSALS_PER_SENDER_MAX
