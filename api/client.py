@@ -141,6 +141,16 @@ class RestClient:
             return {}
         return _decode(lambda: {str(job["jid"]): dict(job) for job in answer["jobs"]}, self.url)
 
+    def unreadable(self) -> list[dict[str, Any]]:
+        """Jobs that nobody leads, since their records can't be read, in the shape of `jobs`; none from a coordinator of an older
+        version."""
+        try:
+            answer = self._get("/v1/totals")
+        except NotFoundError:
+            return []
+        found = answer.get("unreadable", [])
+        return _decode(lambda: [unreadable_job(str(each["jid"]), str(each["reason"])) for each in found], self.url)
+
     def job(self, job_id: str) -> dict[str, Any]:
         return self._get(f"/v1/jobs/{job_id}")
 
@@ -531,6 +541,17 @@ class RestClient:
         if response.status >= 400:
             raise decode_error(response.status, response.data, response.headers)
         return response.data
+
+
+UNREADABLE_STATE = "UNREADABLE"
+"""State of a job with a damaged record."""
+
+
+def unreadable_job(job_id: str, why: str) -> dict[str, Any]:
+    """Entry of a list of jobs."""
+    unknown = {"start-time": -1, "end-time": -1, "duration": -1, "last-modification": -1}
+    counts = {"total": 0, "running": 0}
+    return {"jid": job_id, "name": "", "state": UNREADABLE_STATE, **unknown, "tasks": counts, "failure": why, "restarts": 0}
 
 
 def _job_of(path: str) -> str:

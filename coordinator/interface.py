@@ -244,6 +244,9 @@ class Coordinator(Protocol):
     def numbers(self) -> tuple[JobNumbersView, ...]:
         """Numbers of all jobs, for metrics; the cost does not depend on the number of tasks."""
 
+    def broken_jobs(self) -> Mapping[str, str]:
+        """Jobs of the state directory that can't be led, as their records can't be read: id -> why. No list of jobs has them."""
+
     def job(self, job_id: str) -> JobView: ...
 
     def whole_job(self, job_id: str) -> WholeJobView:

@@ -425,6 +425,9 @@ class CoordinatorService:
     def numbers(self) -> tuple[JobNumbersView, ...]:
         return tuple(replace(view, drill=self._drills.mark(view.overview.job_id)) for view in self._queries.numbers())
 
+    def broken_jobs(self) -> Mapping[str, str]:
+        return self._registry.broken_jobs()
+
     def job(self, job_id: str) -> JobView:
         return self._queries.job(job_id)
 

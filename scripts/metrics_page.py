@@ -75,6 +75,9 @@ class _Nobody:
 
     ready = True
 
+    def broken_jobs(self) -> dict[str, str]:
+        return {}
+
     def numbers(self) -> tuple[Any, ...]:
         return ()
 

@@ -144,7 +144,7 @@ def jobs(
     on them, and how backpressured their worst subtask is: ok, low or high; without a coordinator, the jobs recorded in the state
     directory."""
     client = connection.reader(offline=offline)
-    found, totals = client.jobs(), client.totals()
+    found, totals = [*client.jobs(), *client.unreadable()], client.totals()
     if as_json:
         console.show_json([{**job, "totals": totals.get(job["jid"])} for job in found])
         return

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.api.client import unreadable_job
 from holdfast.api.flink import render_checkpoints, render_jobs
 from holdfast.api.routes.history import history_query
 from holdfast.coordinator.dispatcher.reading.queries import UNKNOWN_STATE, view_recorded_checkpoints, view_recorded_overview
@@ -31,9 +32,6 @@ from holdfast.statebackends.state_processor.contents import absolute_location
 from holdfast.statebackends.storage import is_absolute_folder
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Flow, InParallel, StatFile, run_flow
-
-UNREADABLE_STATE = "UNREADABLE"
-"""State of a job with a damaged record."""
 
 READ_TRIES_MAX = 4
 """A coordinator beside us may delete what was listed just before; each try lists again."""
@@ -65,8 +63,15 @@ class StoredJobs:
 
         The state of a job without a recorded end is UNKNOWN, that of one with damaged records UNREADABLE."""
         found = self._found
-        answers = [_damaged(job_id, each) if isinstance(each, HoldfastError) else _entry(each) for job_id, each in found.items()]
+        answers = [
+            unreadable_job(job_id, str(each)) if isinstance(each, HoldfastError) else _entry(each)
+            for job_id, each in found.items()
+        ]
         return sorted(answers, key=lambda job: (-int(job["start-time"]), str(job["jid"])))
+
+    def unreadable(self) -> list[dict[str, Any]]:
+        """None: they are among the jobs."""
+        return []
 
     def totals(self) -> dict[str, dict[str, Any]]:
         """Rows that each ended job read, wrote and dropped as late, by job id, as recorded in its result."""
@@ -177,9 +182,3 @@ def _totals(job: RecordedJob) -> dict[str, Any]:
         "branch_of": parent_of(record.submission),
         **msgspec.structs.asdict(derive_job_totals(record.graph, result.totals)),
     }
-
-
-def _damaged(job_id: str, error: HoldfastError) -> dict[str, Any]:
-    unknown = {"start-time": -1, "end-time": -1, "duration": -1, "last-modification": -1}
-    counts = {"total": 0, "running": 0}
-    return {"jid": job_id, "name": "", "state": UNREADABLE_STATE, **unknown, "tasks": counts, "failure": str(error), "restarts": 0}

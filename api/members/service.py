@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 from holdfast.api.members.membership import Membership
@@ -42,6 +43,11 @@ class MemberService:
         """Of a member that stands by: none, so that no job is counted twice."""
         led = self._led()
         return led.numbers() if led is not None else ()
+
+    def broken_jobs(self) -> Mapping[str, str]:
+        """Likewise."""
+        led = self._led()
+        return led.broken_jobs() if led is not None else {}
 
     def moment(self, job_id: str | None = None, *, diagnosed: bool = False) -> Moment:
         led = self._led()

@@ -34,6 +34,7 @@ from holdfast.api.routes.common import (
 from holdfast.api.routes.viewed import VIEWED
 from holdfast.api.snapshots.served import PATH_CHARACTERS_MAX, SnapshotDirectories
 from holdfast.barriers.jobgraph import DriverDeparture, JobConfig, Submission, SubmissionAccepted
+from holdfast.barriers.messages import clip
 from holdfast.barriers.tunable import TUNABLE, SettingValue
 from holdfast.coordinator.dispatcher.submit import identify_job
 from holdfast.coordinator.interface import Coordinator
@@ -44,6 +45,9 @@ from holdfast.coordinator.views import CheckpointConfigView
 from holdfast.statebackends.errors import AccessDeniedError, InvalidConfigError, StorageUnavailableError
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=ERRORS)
+
+REASON_BYTES_MAX = 1_000
+"""Of the reason why a job can't be read."""
 
 CHECKS_MAX = 2
 """Checks of snapshots against running jobs at a time."""
@@ -177,8 +181,17 @@ class JobNumbers(schemas.Record):
     """Until when this is known to have been so, ms since the epoch."""
 
 
+class UnreadableJob(schemas.Record):
+    """A job that nobody leads, since its records can't be read."""
+
+    jid: schemas.HexId
+    reason: str
+
+
 class Totals(schemas.Record):
     jobs: list[JobNumbers]
+    unreadable: list[UnreadableJob]
+    """Jobs that no list of jobs has."""
 
 
 @router.get("/totals", **VIEWED)
@@ -197,7 +210,10 @@ def totals(service: Service) -> Totals:
                 **msgspec.structs.asdict(derive_job_totals(job.graph, job.totals)),
             )
             for job in service.numbers()
-        ]
+        ],
+        unreadable=[
+            UnreadableJob(jid=job_id, reason=clip(why, REASON_BYTES_MAX)) for job_id, why in service.broken_jobs().items()
+        ],
     )
 
 

@@ -140,6 +140,13 @@ class JobRegistry:
         with self._lock:
             return list(self._recorded.values())
 
+    def broken_jobs(self) -> dict[str, str]:
+        """Jobs that nobody leads since they can't be: id -> why."""
+        with self._lock:
+            broken = {job_id: error for job_id, error in self._broken.items() if not isinstance(error, FencedError)}
+            led = {job_id for job_id in broken if (entry := self._services.get(job_id)) is not None and not entry.ended.is_set()}
+        return {job_id: str(error) for job_id, error in sorted(broken.items()) if job_id not in led}
+
     def put(self, service: JobMasterRunner) -> None:
         """Note that this process leads a job; beyond `jobs_max` the ended job that has been here longest is forgotten."""
         with self._lock:

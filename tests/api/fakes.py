@@ -314,6 +314,7 @@ class FakeCoordinator:
     drilled: list[DrillView] = field(default_factory=list)
     costs: Cost = field(default_factory=lambda: make_cost())
 
+    broken: dict[str, str] = field(default_factory=dict)
     config: JobConfig = field(default_factory=lambda: JobConfig(checkpoint_interval_ms=1_000))
     is_leading: bool = True
     is_referring: bool = False
@@ -453,6 +454,9 @@ class FakeCoordinator:
 
     def jobs(self) -> tuple[JobOverviewView, ...]:
         return self.overviews if self.overviews is not None else (make_overview(self.state),)
+
+    def broken_jobs(self) -> dict[str, str]:
+        return self.broken
 
     def numbers(self) -> tuple[JobNumbersView, ...]:
         stats = make_stats()

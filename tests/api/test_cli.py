@@ -145,6 +145,21 @@ def test_a_name_means_the_live_job(flags: list[str], coordinator: FakeCoordinato
     assert ("cancel", JOB) in coordinator.calls
 
 
+def test_a_job_that_can_not_be_read_is_listed_with_the_reason(
+    flags: list[str], coordinator: FakeCoordinator, served: Served
+) -> None:
+    """It is in no list of the coordinator's: who looked there would take it for gone."""
+    lost = "ab" * 16
+    reason = f"{lost}/submissions/1.json can't be decoded"
+    coordinator.broken = {lost: reason}
+    output = run("jobs", *flags)
+    assert [line for line in output.splitlines() if line.startswith(f"{lost} ") and "UNREADABLE" in line]
+    assert f"{lost}: UNREADABLE after 0 restarts: {reason}" in output
+    assert served.json("GET", "/v1/totals")["unreadable"] == [{"jid": lost, "reason": reason}]
+    assert "holdfast_jobs_unreadable 1.0" in served.request("GET", "/metrics").data.decode().splitlines()
+    assert json.loads(run("jobs", "--json", *flags))[-1]["state"] == "UNREADABLE"
+
+
 def test_an_ambiguous_job_is_refused(flags: list[str], coordinator: FakeCoordinator) -> None:
     coordinator.overviews = (make_overview(job_id="a1" + "0" * 30), make_overview(job_id="a2" + "0" * 30, name="other"))
     assert "stands for 2 jobs" in fails("cancel", "a", *flags, code=2)

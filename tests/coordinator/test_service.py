@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from holdfast.statebackends.errors import (
     UnclaimedStateError,
 )
 from holdfast.statebackends.handles import InlineHandle
-from holdfast.statebackends.layout import HISTORY_FOLDER
+from holdfast.statebackends.layout import HISTORY_FOLDER, JobPaths
 from holdfast.statebackends.snapshot.metadata import NATIVE_PROPERTY, decode_metadata
 from holdfast.statebackends.storage.directory import LocalStorage
 from holdfast.statebackends.storage.port import DescribeFiles, ListFolder, Operation, PutIfAbsent, Storage
@@ -242,6 +243,28 @@ def test_workers_run_on_through_a_restart_of_the_coordinator(open_service: Open)
     assert all(worker.deployed == [1] for worker in crew.workers)
     assert second.job(crew.job_id).restarts == 0
     assert second.job(crew.job_id).epoch == 2
+
+
+def test_a_job_whose_records_can_not_be_read_is_named_and_no_list_has_it(open_service: Open, tmp_path: Path) -> None:
+    first = open_service()
+    crew = running(first)
+    assert first.broken_jobs() == {}
+    first.close()
+    record = tmp_path / "state" / JobPaths(crew.job_id).submission(1)
+    content = record.read_bytes()
+    record.write_bytes(b"{")
+    second = open_service()
+    wait_until(lambda: second.ready, lambda: time.sleep(0.001), what="recovery")
+    before = second.moment()
+    assert second.jobs() == second.numbers() == ()
+    assert list(second.broken_jobs()) == [crew.job_id]
+    assert "submissions/1.json can't be decoded" in second.broken_jobs()[crew.job_id]
+    assert crew.job_id in before.tag, "who asks again is not told that nothing has changed"
+    second.close()
+    record.write_bytes(content)
+    third = open_service()
+    assert third.job(crew.job_id).overview.state == "RECONCILING"
+    assert third.broken_jobs() == {}
 
 
 def test_a_new_leader_shows_what_the_one_before_has_completed_and_counts_none_of_it(open_service: Open, tmp_path: Path) -> None:

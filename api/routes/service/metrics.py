@@ -375,6 +375,11 @@ class CoordinatorCollector(Collector):
         for state in sorted({job.overview.state for job in jobs}):
             by_state.add_metric((state,), sum(job.overview.state == state for job in jobs))
         yield by_state
+        yield GaugeMetricFamily(
+            "holdfast_jobs_unreadable",
+            "Jobs that nobody leads, since their records can't be read; they have no other metrics.",
+            value=len(self._service.broken_jobs()),
+        )
         metrics = JobMetrics()
         for job in sorted(jobs, key=_live_first)[:JOBS_MAX]:
             metrics.add(job)

@@ -242,6 +242,7 @@ class Queries:
         moments += [Moment(self._clock.wall_ms(), f"{service.job_id}-unseen-{service.state}") for service in unseen]
         known = {service.job_id for service in services}
         moments += [self._recorded_moment(entry) for entry in self._registry.recorded_jobs() if entry.job_id not in known]
+        moments += [Moment(self._clock.wall_ms(), f"{job_id}-broken-{why}") for job_id, why in self._registry.broken_jobs().items()]
         as_of_ms = min((moment.as_of_ms for moment in moments), default=self._clock.wall_ms())
         return Moment(as_of_ms, "/".join(sorted(moment.tag for moment in moments)))
 
