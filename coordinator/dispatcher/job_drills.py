@@ -290,11 +290,15 @@ class JobDrills:
         job_id = service.job_id
         try:
             now_ms = self._clock.wall_ms()
-            started_ms = min(self._seen_ms.setdefault(job_id, now_ms), now_ms)
+            published = self._calls.look(job_id).published
+            # of the job and not of this process: one that is started anew each night would never come to a daily drill
+            began_ms = published.overview.start_ms if published.overview.start_ms >= 0 else now_ms
+            started_ms = min(self._seen_ms.get(job_id, began_ms), began_ms, now_ms)
             self._seen_ms[job_id] = started_ms  # a clock that went back
-            cut = self._calls.look(job_id).published.cut
-            newest_id = cut.checkpoint_id if cut is not None else -1
+            newest_id = published.cut.checkpoint_id if published.cut is not None else -1
             known = self.known(job_id)
+            if not self._is_loaded(job_id):
+                return  # it may have been drilled an hour ago
             due_ms = told_due_ms(interval_ms, newest_id, known, started_ms)
             if due_ms is not None:
                 self._due_ms[job_id] = due_ms
@@ -386,11 +390,14 @@ class JobDrills:
             why = printable(str(error))
             logger.warning("job %s: the outcome of a drill is not on record: %s", job_id, why, extra=about(job_id))
 
+    def _is_loaded(self, job_id: str) -> bool:
+        with self._lock:
+            return job_id in self._known
+
     def _load(self, job_id: str) -> None:
         """Drills on record, read once."""
-        with self._lock:
-            if job_id in self._known:
-                return
+        if self._is_loaded(job_id):
+            return
         try:
             found, damage = run_flow(read_drills(JobPaths(job_id)), self._storage)
         except HoldfastError:

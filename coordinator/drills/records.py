@@ -131,7 +131,7 @@ def told_due_ms(interval_ms: int, newest_id: int, drills: Sequence[DrillView], s
 def is_due(interval_ms: int | None, newest_id: int, drills: Sequence[DrillView], started_ms: int, now_ms: int) -> bool:
     """Whether the newest checkpoint is to be drilled now.
 
-    `newest_id`: of the newest completed one, -1: none. `started_ms`: when the job began here, before which no drill can have been
+    `newest_id`: of the newest completed one, -1: none. `started_ms`: when the job began, before which no drill can have been
     due. The same checkpoint is drilled again only if nothing was found out about it. Drills of a time to come, by a clock that
     was ahead, say no more than that. Behind an error the pause is `retry_pause_ms`: storage that failed for a minute would leave a
     daily drill out for a day."""

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.coordinator.config import ServiceConfig
 from holdfast.coordinator.dispatcher.job_drills import DELETED
+from holdfast.coordinator.dispatcher.threads import SystemClock
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
 from holdfast.coordinator.explain.records import Verdict
 from holdfast.coordinator.history.store import HistoryQuery
@@ -285,6 +286,35 @@ def test_drills_are_scheduled_and_outlive_their_coordinator(service: Coordinator
         assert again.health(crew.job_id).safe.drilled_ms == begun.started_ms
     finally:
         again.close()
+
+
+def test_a_coordinator_that_is_started_anew_puts_no_drill_off(service: CoordinatorService, tmp_path: Path) -> None:
+    crew = running(service, checkpoint_interval_ms=20, drill_interval_ms=60_000)
+    crew.until_completed(2)
+    service._drills.look()
+    assert service.drills(crew.job_id) == ()
+    service.close()
+    again = leading(ServiceConfig(str(tmp_path / "state"), seed=2, view_interval_ms=0))
+    try:
+        with_process(again, PRINT.format(REPORT))
+        again.job(crew.job_id)
+        again._drills._clock = Later(90_000)
+        again._drills.look()
+        (begun,) = again.drills(crew.job_id)
+        assert (begun.by, outcome(again, crew.job_id, begun).state) == ("schedule", DrillState.PASSED)
+    finally:
+        again.close()
+
+
+class Later(SystemClock):
+    """The clock of some time later."""
+
+    def __init__(self, by_ms: int) -> None:
+        super().__init__()
+        self._by_ms = by_ms
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self._by_ms
 
 
 class DrillsStuck(LocalStorage):
