@@ -2,7 +2,7 @@
 
 One line is one event. Names of jobs, messages of errors and paths come from users: unprintable characters in them are escaped and
 long texts are clipped, in our own lines where they are worded (`job_log.py`), in those of libraries here. The service's token is
-never written, whatever a message contains."""
+never written, whatever a message contains, and of an issued one no more than its id."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from holdfast.api.access.issued import hide_tokens
 from holdfast.barriers.messages import clip_front
 from holdfast.coordinator.dispatcher.job_log import MESSAGE_CHARACTERS_MAX, printable
 from holdfast.statebackends.secrets import hide_resolved
@@ -55,7 +56,7 @@ class LineFormatter(logging.Formatter):
     def _without_secrets(self, text: str) -> str:
         for secret in _log.secrets:
             text = text.replace(secret, "***")
-        return hide_resolved(text)
+        return hide_resolved(hide_tokens(text))
 
 
 class JsonFormatter(LineFormatter):
@@ -78,7 +79,7 @@ class JsonFormatter(LineFormatter):
         written = json.dumps(line, default=str)  # escapes line breaks
         for secret in _log.secrets:
             written = written.replace(json.dumps(secret)[1:-1], "***")  # also in values that are lists or objects
-        return written
+        return hide_tokens(written)
 
     def _field(self, value: Any) -> Any:
         return self._without_secrets(value)[:MESSAGE_CHARACTERS_MAX] if isinstance(value, str) else value

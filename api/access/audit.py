@@ -18,10 +18,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from holdfast.api.access.issued import hide_tokens
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.layout import audit_path, is_further_chain, parse_audit_path
 
@@ -273,7 +274,8 @@ class AuditRecorder:
         if self._open_bytes >= WAITING_BYTES_MAX:
             self._dropped += 1
             return
-        texts = {name: getattr(noted, name)[:_TEXT_CHARACTERS_MAX] for name in ("request", "job", "subject", "credential", "peer")}
+        names = ("request", "job", "subject", "credential", "peer")
+        texts: dict[str, Any] = {name: hide_tokens(getattr(noted, name))[:_TEXT_CHARACTERS_MAX] for name in names}
         kind = "refused" if noted.is_refused else "request"
         begins_file = not self._open or self._waits_long
         size = self._add(AuditLine(self._number, self._last, wall_ms, kind, role=noted.role, status=noted.status, **texts), now_ms)

@@ -19,6 +19,7 @@ from holdfast.barriers.messages import clip
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, InvariantError, NotFoundError, ObjectMissingError
 from holdfast.statebackends.layout import TOKENS_FOLDER, token_path
+from holdfast.statebackends.secrets import HIDDEN
 from holdfast.statebackends.storage.port import DeleteFile, DescribeFiles, FileFacts, Flow, ListFolder, PutIfAbsent, ReadFile
 
 RECORD_VERSION = 1
@@ -32,6 +33,8 @@ LIFE_RULE = f"a token expires after 1 ms at the least, {LIFE_MS_MAX // 86_400_00
 
 _PREFIX = "hft_"
 _TOKEN_ID = re.compile(r"[0-9a-f]{16}")
+_IN_TEXT = re.compile(r"(hft_[0-9a-f]{16}_|hfw_[0-9a-f]{32}_\d+_)[\w-]+", re.ASCII)
+"""Tokens that were issued, and those of workers."""
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _RECORD_BYTES_MAX = 4_096
@@ -88,6 +91,11 @@ def check_token_id(given: str) -> str:
         text = f"{form}: this is a token itself, whose id is its part between the underlines{own}"
         raise InvalidConfigError(text, setting="token")
     raise InvalidConfigError(f"{form}: {clip(given, _SHOWN_CHARACTERS_MAX)!r} is none", setting="token")
+
+
+def hide_tokens(text: str) -> str:
+    """A text without the secrets of tokens in it: people put one where its id belongs. The id stays, to revoke it by."""
+    return _IN_TEXT.sub(rf"\1{HIDDEN}", text) if "hf" in text else text
 
 
 def matches(record: TokenRecord, token: str) -> bool:

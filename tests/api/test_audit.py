@@ -466,6 +466,17 @@ def test_changes_have_names_and_labels_are_told(tmp_path: Path) -> None:
     assert found == [("label", "good", JOB), ("remove a label", "good", JOB), ("drill", "", JOB)]
 
 
+def test_of_a_token_in_a_path_the_log_has_the_id_alone(tmp_path: Path) -> None:
+    """Who revokes a token may give it in place of its id, and copies of the log go elsewhere."""
+    token = f"hft_{'4a' * 8}_a-Secret_of-43"
+    with serving(FakeCoordinator(), tmp_path) as served:
+        served.request("DELETE", f"/v1/tokens/{token}", token="a-wrong-token-here")
+        served.request("POST", f"/v1/tokenz/{token}", {})
+    found = [line.request for line in read_audit(str(tmp_path)) if line.kind in ("refused", "request")]
+    hidden = f"hft_{'4a' * 8}_***"
+    assert sorted(found) == [f"DELETE /v1/tokens/{hidden}", f"POST /v1/tokenz/{hidden}"]
+
+
 def test_a_service_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
     with serving(FakeCoordinator(), tmp_path) as served:
         served.json("GET", "/v1/jobs")

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.api.client import RestClient
 from holdfast.api.errors import BusyError
-from holdfast.api.logs import LOGGERS, writing_log
+from holdfast.api.logs import LOGGERS, tail, writing_log
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.barriers.jobgraph import Submission
@@ -87,6 +87,21 @@ def test_the_token_is_never_written(style: str) -> None:
             logger.exception("it failed")
     assert TOKEN not in stream.getvalue()
     assert "***" in stream.getvalue()
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.parametrize("shown", [f"hft_{'4a' * 8}_", f"hfw_{JOB}_3_"])
+def test_of_an_issued_token_no_more_than_its_id_is_written(style: str, shown: str) -> None:
+    """A line about a request has its path, where people put the token itself in place of its id."""
+    stream, token = io.StringIO(), f"{shown}a-Secret_of-43"
+    with writing_log("info", style, stream=stream, everything=False):
+        fields = {"path": f"/v1/tokenz/{token}", "each": [token]}
+        logging.getLogger("holdfast.requests").info("DELETE /v1/tokenz/%s: 404", token, extra={"fields": fields})
+        kept = tail.read()
+    assert kept is not None
+    for text in (stream.getvalue(), kept[0]):
+        assert f"/v1/tokenz/{shown}***" in text
+        assert "Secret" not in text
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
