@@ -69,23 +69,27 @@ def _look_in(storage: Storage, found: dict[str, tuple[float, str]]) -> bool:
 
 
 def _look(folder: Path, found: dict[str, tuple[float, str]]) -> bool:
-    """Add to `found`, member -> (time of its newest sign, URL). False: a sign that was listed is gone, since each takes the place
-    of the one before, and a listing may be some seconds old (NFS)."""
+    """Add to `found`, member -> (time of its newest sign, URL), of the members that were seen last. False: a sign that was listed
+    is gone, since each takes the place of the one before, and a listing may be some seconds old (NFS)."""
+    newest: dict[str, tuple[float, int, str]] = {}
     is_whole = True
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                member, _ = parse_sign_name(entry.name)
-                if not member or (member not in found and len(found) >= MEMBERS_MAX):
-                    continue
+                member, beat = parse_sign_name(entry.name)
                 try:
-                    written_s = entry.stat().st_mtime
-                    if written_s > found.get(member, (time.time() - FRESH_S, ""))[0]:
-                        found[member] = written_s, _url_of(entry.path)
+                    if member:
+                        newest[member] = max((entry.stat().st_mtime, beat, entry.path), newest.get(member, (0.0, 0, "")))
                 except FileNotFoundError:
                     is_whole = False
     except OSError:
         return True
+    for member, (written_s, _, path) in sorted(newest.items(), key=lambda item: item[1], reverse=True)[:MEMBERS_MAX]:
+        try:
+            if written_s > found.get(member, (time.time() - FRESH_S, ""))[0]:
+                found[member] = written_s, _url_of(path)
+        except FileNotFoundError:
+            is_whole = False
     return is_whole
 
 

@@ -37,6 +37,8 @@ OPEN_AGAIN_S = 0.5
 """Pause between two tries to open the service while storage fails."""
 FORGET_AFTER_MS = 600_000
 """Time after which the active member deletes the signs of one that gives no new ones."""
+FORGOTTEN_MAX = 100
+"""Members forgotten behind one look, so that the next one is not late."""
 ANOTHER_LEADS = "another member leads"
 """Why the jobs of one that was superseded are led here no more, in their histories."""
 STOP_TIMEOUT_S = 5.0
@@ -260,18 +262,19 @@ class Membership:
     def _observe(self) -> on.Event:
         seen = self._perform_flow(observe(self._seen))
         now_ms = _now_ms()
+        before = self._seen.beats
         changed = {
-            member: self._changed_ms.get(member, now_ms) if self._seen.signs.get(member) == sign else now_ms
-            for member, sign in seen.signs.items()
+            member: self._changed_ms.get(member, now_ms) if before.get(member) == beat else now_ms
+            for member, beat in seen.beats.items()
         }
         if self._unchanged is None:
-            self._unchanged = frozenset(seen.signs)
+            self._unchanged = frozenset(seen.beats)
         else:
-            self._unchanged = frozenset(each for each in self._unchanged if seen.signs.get(each) == self._seen.signs.get(each))
+            self._unchanged = frozenset(each for each in self._unchanged if seen.beats.get(each) == before.get(each))
         self._seen, self._changed_ms = seen, changed
         dead = [member for member, at_ms in changed.items() if now_ms - at_ms > FORGET_AFTER_MS and member != self.member]
         if dead and self.is_active:
-            self._perform_flow(forget(dead))
+            self._perform_flow(forget(dead[:FORGOTTEN_MAX]))
         return on.Observed(seen)
 
     def _probe(self, action: on.Probe) -> on.Event:

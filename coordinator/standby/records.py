@@ -56,7 +56,9 @@ class Observation:
     active: ActiveRecord | None = None
     """Record of the highest epoch; None: nobody has ever been the active one."""
     signs: Mapping[str, SignOfLife] = field(default_factory=dict)
-    """Newest sign of each member, its own included. Of a damaged one there is none."""
+    """Newest sign of each member that is known of, its own included. Of a damaged one there is none."""
+    beats: Mapping[str, int] = field(default_factory=dict)
+    """Number of the newest sign of every member, also of those whose signs are not read."""
 
     @property
     def active_sign(self) -> SignOfLife | None:

@@ -5,7 +5,7 @@ Each may be killed between any two operations. A look costs one listing and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.coordinator.ha.records import decode_record, encode_record
 from holdfast.coordinator.ha.store import put_once
@@ -22,7 +22,7 @@ from holdfast.statebackends.storage.flows import read_whole
 from holdfast.statebackends.storage.port import DeleteFile, Flow, ListFolder, StatFile, WriteFile
 
 MEMBERS_MAX = 32
-"""Members whose signs are read; further ones are not known of."""
+"""Members beside the active one whose signs are read; further ones are not known of."""
 
 
 def observe(known: Observation) -> Flow[Observation]:
@@ -30,19 +30,27 @@ def observe(known: Observation) -> Flow[Observation]:
     damaged record of the active member."""
     active = yield from _find_active(known.active)
     names: list[str] = yield ListFolder(MEMBERS_FOLDER)
-    newest: dict[str, int] = {}
+    beats: dict[str, int] = {}
     for member, beat in map(parse_sign_name, names):
-        if member and (member in newest or len(newest) < MEMBERS_MAX or (active is not None and member == active.member)):
-            newest[member] = max(beat, newest.get(member, 0))
+        if member:
+            beats[member] = max(beat, beats.get(member, 0))
     signs: dict[str, SignOfLife] = {}
-    for member, beat in newest.items():
-        before = known.signs.get(member)
+    for member in _read_of(beats, active):
+        beat, before = beats[member], known.signs.get(member)
         found = before if before is not None and before.beat == beat else (yield from _read_sign(member, beat))
         if found is not None:
             signs[member] = found
         elif before is not None:
             signs[member] = before  # the next one has taken its place since the listing
-    return Observation(active, signs)
+    return Observation(active, signs, beats)
+
+
+def _read_of(beats: Mapping[str, int], active: ActiveRecord | None) -> list[str]:
+    """Members whose signs are read: the active one, and of the others those with the most signs. One that is started again and
+    again leaves members behind that gave few: they hide none that has lived for some seconds."""
+    leads = active.member if active is not None else ""
+    others = sorted((member for member in beats if member != leads), key=lambda member: (-beats[member], member))
+    return [leads, *others[:MEMBERS_MAX]] if leads in beats else others[:MEMBERS_MAX]
 
 
 def _find_active(known: ActiveRecord | None) -> Flow[ActiveRecord | None]:
@@ -83,6 +91,7 @@ def give_sign(sign: SignOfLife) -> Flow[None]:
 def forget(members: Sequence[str]) -> Flow[None]:
     """Delete all signs of members. One that lives after all gives its next sign, and is known again."""
     names: list[str] = yield ListFolder(MEMBERS_FOLDER)
+    forgotten = frozenset(members)
     for member, beat in map(parse_sign_name, names):
-        if member in members:
+        if member in forgotten:
             yield DeleteFile(sign_path(member, beat))

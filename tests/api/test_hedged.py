@@ -34,7 +34,7 @@ from holdfast.statebackends.errors import (
     StorageUnavailableError,
     TooManyRequestsError,
 )
-from holdfast.statebackends.layout import sign_path
+from holdfast.statebackends.layout import MEMBERS_FOLDER, sign_path
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import WriteFile, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
@@ -269,6 +269,14 @@ def test_members_are_known_by_their_signs_the_newest_first(tmp_path: Path) -> No
     assert known_members(tmp_path, FIRST) == ()
     signed(tmp_path, sign(1, FIRST), sign(2, "http://127.0.0.1:7071/"), sign(3, "http://127.0.0.1:7072"))
     assert known_members(tmp_path, FIRST) == ("http://127.0.0.1:7072", "http://127.0.0.1:7071")
+
+
+def test_members_that_died_soon_hide_none_that_was_seen_since(tmp_path: Path) -> None:
+    signed(tmp_path, *(sign(number, f"http://127.0.0.1:{8_000 + number}") for number in range(100)))
+    for each in (tmp_path / MEMBERS_FOLDER).iterdir():
+        os.utime(each, (time.time() - 60, time.time() - 60))
+    signed(tmp_path, sign(500, "http://127.0.0.1:7071"))
+    assert known_members(tmp_path, FIRST)[0] == "http://127.0.0.1:7071"
 
 
 def test_a_sign_that_goes_while_the_directory_is_read_hides_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from holdfast.api.access.roles import Caller, Role
 from holdfast.api.errors import BusyError
 from holdfast.api.http.auth import CALLER
+from holdfast.api.members import membership
 from holdfast.api.members.lock import HostLock, LocksUnusableError
 from holdfast.api.members.membership import Membership, open_lock
 from holdfast.api.members.peers import MEMBER_HEADER, Peers
@@ -33,7 +34,7 @@ from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.coordinator.standby.records import ActiveRecord, SignOfLife
 from holdfast.coordinator.standby.store import claim, give_sign
 from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError, StorageUnavailableError
-from holdfast.statebackends.layout import GUARD_FILE
+from holdfast.statebackends.layout import GUARD_FILE, MEMBERS_FOLDER
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Operation, Storage, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
@@ -123,6 +124,22 @@ def test_members_are_told_to_people(pair: tuple[Member, Member]) -> None:
         (standby.url, "standby", False, False),
     ]
     assert [each["this"] for each in standby.json("GET", "/v1/members")["members"]] == [False, True]
+
+
+def test_one_that_is_started_again_and_again_hides_no_member_and_is_forgotten(
+    pair: tuple[Member, Member], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start leaves a member that gave a sign or two. They took the places of those that live, and of more than were read in
+    ten minutes the signs stayed for ever, to be listed three times a second."""
+    active, standby = pair
+    monkeypatch.setattr(membership, "FORGET_AFTER_MS", 1_000)
+    storage = open_storage(str(tmp_path))
+    for number in range(membership.FORGOTTEN_MAX + 50):
+        run_flow(give_sign(SignOfLife(f"{number:032x}", 1, "http://127.0.0.1:1")), storage)
+    time.sleep(0.2)  # a look at least
+    assert standby.url in [each["url"] for each in active.json("GET", "/v1/members")["members"]]
+    eventually(lambda: len(list((tmp_path / MEMBERS_FOLDER).iterdir())) <= 4, "they are forgotten")
+    eventually(lambda: len(active.json("GET", "/v1/members")["members"]) == 2, "both are known")
 
 
 def test_of_a_member_that_is_gone_only_what_is_known_is_told(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_sign_that_is_replaced_while_it_is_read_leaves_the_one_before(storage: S
                 run_flow(give_sign(sign(A, 3)), storage)
             return storage.execute(operation)
 
-    assert run_flow(observe(known), Replacing(storage)) == known
+    seen = run_flow(observe(known), Replacing(storage))
+    assert (seen.signs, seen.beats) == (known.signs, {A: 2})
 
 
 OF_ANOTHER = b'{"member": "' + B.encode() + b'", "beat": 1, "url": "u"}'
@@ -119,6 +120,20 @@ def test_so_many_members_are_read_and_the_active_one_is_among_them(storage: Stor
     signs = see(storage).signs
     assert len(signs) == MEMBERS_MAX + 1
     assert last in signs
+
+
+def test_members_that_died_soon_hide_none_that_lives(storage: Storage) -> None:
+    """One that is started again and again leaves a member behind each time, until it is forgotten ten minutes later."""
+    living = "f" * 32
+    for number in range(MEMBERS_MAX * 3):
+        run_flow(give_sign(sign(f"{number:032x}", 1 + number % 3)), storage)
+    run_flow(give_sign(sign(living, 9)), storage)
+    seen = see(storage)
+    assert living in seen.signs
+    assert len(seen.signs) == MEMBERS_MAX
+    assert len(seen.beats) == MEMBERS_MAX * 3 + 1  # all can be forgotten
+    run_flow(forget([each for each in seen.beats if each != living]), storage)
+    assert set(see(storage, seen).beats) == {living}
 
 
 def test_forgotten_member_that_lives_is_known_again(storage: Storage) -> None:
