@@ -133,6 +133,21 @@ def test_a_stream_of_some_kinds_tells_no_others_and_goes_on_behind_them(served: 
 
 
 @pytest.mark.parametrize("path", ["/v1/events", f"/v1/jobs/{JOB}/events"])
+def test_who_was_told_nothing_yet_has_a_place_to_go_on_from(
+    served: Served, coordinator: FakeCoordinator, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of failures alone that was cut off before the first one went on from what was the newest event then: the failure
+    that had come meanwhile was never told."""
+    monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.0)
+    with reading(served, f"{path}?kinds=failure") as some:
+        publish(coordinator, 1)
+        place = next(block for block in some._blocks if block.startswith("id: ")).removeprefix("id: ").strip()
+    publish(coordinator, 2, kind="failure", error="x")
+    with reading(served, f"{path}?kinds=failure", **{"Last-Event-ID": place}) as some:
+        assert some.numbers(1) == ["7-2"]
+
+
+@pytest.mark.parametrize("path", ["/v1/events", f"/v1/jobs/{JOB}/events"])
 def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(served: Served, path: str) -> None:
     answer = served.request("GET", f"{path}?kinds=failure,nope")
     assert (answer.status, answer.headers["X-Holdfast-Error"]) == (400, "InvalidConfigError")
