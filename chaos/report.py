@@ -22,6 +22,7 @@ from holdfast.chaos.campaign.proof import Verdict
 from holdfast.chaos.campaign.summary import CoverageReport, Failure, Summary, Tally
 from holdfast.chaos.cluster.results import RunResult, ViolationRecord
 from holdfast.chaos.pipelines.judging import Dependence
+from holdfast.coordinator.figures import duration_text
 
 WIDTH = 120
 """Columns of a paragraph in a pipe."""
@@ -175,7 +176,7 @@ def show_summary(summary: Summary, coverage: CoverageReport | None) -> None:
 def summary_title(summary: Summary) -> str:
     """What ran, in a line."""
     where = f"{_count(summary.seeds, 'seed')} from {summary.start} over {_count(len(summary.workloads), 'workload')}"
-    return f"{where} in {console.duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
+    return f"{where} in {duration_text(int(summary.seconds * 1000))}{', interrupted' if summary.interrupted else ''}"
 
 
 def summary_rows(summary: Summary, coverage: CoverageReport | None) -> list[tuple[str, str]]:
@@ -207,7 +208,7 @@ def _counts(summary: Summary) -> list[tuple[str, str]]:
         ("crashes", f"{summary.crashes:,} at {_count(len(summary.crash_points), 'distinct point')}"),
         ("checkpoints", f"{summary.checkpoints:,} completed"),
         ("restarts", f"{_count(summary.restarts, 'attempt')} beyond the first"),
-        ("records", f"{summary.records:,} in {console.duration_text(summary.virtual_ms)} of virtual time"),
+        ("records", f"{summary.records:,} in {duration_text(summary.virtual_ms)} of virtual time"),
     ]
 
 
@@ -244,7 +245,7 @@ def show_run(result: RunResult, digest: str, events: int) -> None:
     console.show_line(f"seed {result.seed} of {result.workload}{backend}: {result.ended or 'no end'}")
     hit = sorted(set(result.faults_hit))
     rows = [
-        ("time", f"{console.duration_text(result.virtual_ms)} of virtual time, {_count(result.steps, 'step')}"),
+        ("time", f"{duration_text(result.virtual_ms)} of virtual time, {_count(result.steps, 'step')}"),
         ("faults", f"{len(result.plan)} planned, {len(hit)} hit"),
         ("crashes", f"{result.crashes:,}{': ' if result.crashes else ''}{', '.join(result.crash_points)}"),
         ("checkpoints", f"{result.checkpoints:,} completed"),

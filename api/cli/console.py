@@ -152,34 +152,6 @@ def show_line(text: str) -> None:
     typer.echo(printable(text))
 
 
-def size_text(count: int) -> str:
-    """Bytes as text: `1.5 MiB`."""
-    if count < 0:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def duration_text(duration_ms: int) -> str:
-    """Milliseconds as text: `12 ms`, `3.4 s`, `5m 07s`, `2h 03m`, `3d 04h`."""
-    if duration_ms < 0:
-        return "-"
-    if duration_ms < 1_000:
-        return f"{duration_ms} ms"
-    seconds = duration_ms // 1_000
-    if seconds < 60:
-        return f"{duration_ms / 1_000:.1f} s"
-    if seconds < 3_600:
-        return f"{seconds // 60}m {seconds % 60:02d}s"
-    if seconds < 86_400:
-        return f"{seconds // 3_600}h {seconds % 3_600 // 60:02d}m"
-    return f"{seconds // 86_400}d {seconds % 86_400 // 3_600:02d}h"
-
-
 def time_text(timestamp_ms: int) -> str:
     """Milliseconds since 1970 as UTC, to the second."""
     if not 0 <= timestamp_ms <= _TIME_MS_MAX:

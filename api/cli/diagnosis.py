@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.api.cli import console
 from holdfast.coordinator.explain.records import Explanation, HealthView, PhaseView, SafeView, SettingChange, SourceCut, Verdict
+from holdfast.coordinator.figures import duration_text
 
 SOURCES_PRINTED_MAX = 5
 POSITIONS_PRINTED_MAX = 4
@@ -50,7 +51,7 @@ def _safe(view: HealthView) -> str:
     safe, text = view.safe, view.safe.why
     if safe.replay_ms >= 0:
         records = f", at least {safe.replay_records:,} records" if safe.replay_records >= 0 else ""
-        text += f"; a failure replays {console.duration_text(safe.replay_ms)}{records}"
+        text += f"; a failure replays {duration_text(safe.replay_ms)}{records}"
     if safe.checkpoint_id >= 0:
         verified, drilled = (_told(safe, time_ms, view.as_of_ms) for time_ms in (safe.verified_ms, safe.drilled_ms))
         text += f"; verified {verified}, drilled {drilled}"
@@ -62,12 +63,12 @@ def _told(safe: SafeView, time_ms: int, now_ms: int) -> str:
 
 
 def _ago(time_ms: int, now_ms: int) -> str:
-    return "never" if time_ms < 0 else f"{console.duration_text(max(0, now_ms - time_ms))} ago"
+    return "never" if time_ms < 0 else f"{duration_text(max(0, now_ms - time_ms))} ago"
 
 
 def _slow(view: HealthView) -> str:
     lag_ms = view.slow.watermark_lag_ms
-    return view.slow.why + (f"; watermark lag {console.duration_text(lag_ms)}" if lag_ms >= 0 else "")
+    return view.slow.why + (f"; watermark lag {duration_text(lag_ms)}" if lag_ms >= 0 else "")
 
 
 def _resume(view: HealthView) -> str:
@@ -114,8 +115,8 @@ def show_explanation(view: Explanation, *, as_json: bool) -> None:
 def _phase(view: PhaseView) -> tuple[str, ...]:
     return (
         view.phase.value.replace("_", " "),
-        console.duration_text(view.longest_ms),
-        console.duration_text(view.median_ms),
+        duration_text(view.longest_ms),
+        duration_text(view.median_ms),
         "above" if view.is_unusual else "usual" if view.median_ms >= 0 else "",
         str(view.place) if view.place is not None else "",
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.api.cli import console
 from holdfast.barriers.messages import FailureReason
+from holdfast.coordinator.figures import duration_text, size_text
 
 _Facts = Mapping[str, Any]
 
@@ -46,7 +47,7 @@ def _behind(failure: Mapping[str, Any]) -> tuple[str, str, str]:
     return (
         f"{kind}{restart['checkpoint_id']}" if restart["checkpoint_id"] else "nothing",
         "-" if again is None else f"{again:,}",
-        "-" if gap_ms < 0 else console.duration_text(gap_ms),
+        "-" if gap_ms < 0 else duration_text(gap_ms),
     )
 
 
@@ -105,7 +106,7 @@ def _restart(facts: _Facts) -> str:
 
 def _first_record(facts: _Facts) -> str:
     since_ms = facts["since_failure_ms"]
-    gap = f", {console.duration_text(since_ms)} after the failure" if since_ms >= 0 else ""
+    gap = f", {duration_text(since_ms)} after the failure" if since_ms >= 0 else ""
     return f"attempt {facts['attempt']} processes records{gap}"
 
 
@@ -119,7 +120,7 @@ def _checkpoint(facts: _Facts) -> str:
         return f"{name} failed, {reason}{missing}{why}"
     slowest = facts["slowest"][0] if facts.get("slowest") else None
     last = f"; slowest: subtask {slowest['subtask']} of {slowest['vertex']}" if slowest else ""
-    took, size = console.duration_text(facts["duration_ms"]), console.size_text(facts["checkpointed_size"])
+    took, size = duration_text(facts["duration_ms"]), size_text(facts["checkpointed_size"])
     return f"{name} in {took}, {size}{last}"
 
 

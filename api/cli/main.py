@@ -35,6 +35,7 @@ from holdfast.api.settings import check_named, named_state_directory
 from holdfast.api.version import VERSION
 from holdfast.barriers.jobgraph import ClaimMode, SinkMode, Submission
 from holdfast.barriers.tunable import SettingValue, parse_setting
+from holdfast.coordinator.figures import duration_text, size_text
 from holdfast.coordinator.ha.records import derive_job_id, is_job_id
 from holdfast.statebackends.errors import HoldfastError, InvalidConfigError
 
@@ -155,7 +156,7 @@ def jobs(
             job["state"],
             f"{job['tasks']['running']}/{job['tasks']['total']}" if "failure" not in job else "-",  # no coordinator was asked
             console.time_text(job["start-time"]),
-            console.duration_text(job["duration"]),
+            duration_text(job["duration"]),
             *(_count(totals, job["jid"], name) for name in ("records_in", "records_out", "late_dropped", "rows_skipped")),
             totals.get(job["jid"], {}).get("backpressure") or "-",
         )
@@ -271,10 +272,10 @@ def checkpoints(
             each["checkpoint_type"],
             "DISCARDED" if each.get("discarded") else each["status"],
             console.time_text(each["trigger_timestamp"]),
-            console.duration_text(each["end_to_end_duration"]),
+            duration_text(each["end_to_end_duration"]),
             f"{each['num_acknowledged_subtasks']}/{each['num_subtasks']}" if each["num_subtasks"] else "-",
-            console.size_text(each["checkpointed_size"]),
-            console.size_text(each["state_size"]),
+            size_text(each["checkpointed_size"]),
+            size_text(each["state_size"]),
             "" if each.get("discarded") else each.get("external_path") or each.get("failure_message") or "",
         )
         for each in found["history"]

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from typer.core import TyperCommand
 
 from holdfast.api.cli import console
+from holdfast.coordinator.figures import duration_text, size_text
 
 SILENT_MS = 2_000
 """A tool that takes less shows no progress."""
@@ -28,8 +29,8 @@ _ERASE = "\r\x1b[K"
 def progress_line(tool: str, rows: int, size: int, what: str, elapsed_ms: int) -> str:
     """Text of the line, without terminal control sequences."""
     parts = [f"{rows:,} rows"] if rows else []
-    parts += [f"{console.size_text(size)} read"] if size else []
-    end = ", ".join([*parts, console.duration_text(elapsed_ms)])
+    parts += [f"{size_text(size)} read"] if size else []
+    end = ", ".join([*parts, duration_text(elapsed_ms)])
     head = f"holdfast: {tool}: "
     room = _WIDTH_MAX - len(head) - len(end) - 2
     shown = console.printable(what)

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.api.cli import console
 from holdfast.api.snapshots.inspection import describe_diff, describe_verified, summarise
 from holdfast.api.snapshots.snapshot import Snapshot
+from holdfast.coordinator.figures import size_text
 from holdfast.coordinator.restore.preflight import OperatorFinding, PreflightReport
 from holdfast.statebackends.errors import CorruptStateError
 from holdfast.statebackends.handles import StateMeta
@@ -28,7 +29,7 @@ def show_verified(snapshot: Snapshot, report: VerifyReport, *, as_json: bool) ->
         return
     for problem in report.problems:
         console.show_line(str(problem))
-    checked = f"{report.files} files, {console.size_text(report.size)} of state"
+    checked = f"{report.files} files, {size_text(report.size)} of state"
     console.show_line(f"{checked}: " + (f"{len(report.problems)} problems" if report.problems else "sound"))
     if report.unchecked:
         console.show_line(f"not checked: {len(report.unchecked)} files outside its folder, the first: {report.unchecked[0]}")
@@ -89,11 +90,11 @@ def show_exported(report: ExportReport, *, as_json: bool) -> None:
         flights = {"in_flight": [asdict(flight) for flight in report.in_flight]} if report.in_flight else {}
         console.show_json({"location": report.location, "states": [asdict(state) for state in report.states], **flights})
         return
-    rows = [(s.operator, s.state, s.kind, s.rows, len(s.files), console.size_text(s.size), s.folder) for s in report.states]
+    rows = [(s.operator, s.state, s.kind, s.rows, len(s.files), size_text(s.size), s.folder) for s in report.states]
     console.show_table(("OPERATOR", "STATE", "KIND", "ROWS", "FILES", "SIZE", "FOLDER"), rows, empty="no states")
     if report.in_flight:
         datasets = [
-            (f"{each.source} -> {each.target}", each.rows, len(each.files), console.size_text(each.size), each.folder)
+            (f"{each.source} -> {each.target}", each.rows, len(each.files), size_text(each.size), each.folder)
             for each in report.in_flight
         ]
         console.show_table(("IN FLIGHT", "ROWS", "FILES", "SIZE", "FOLDER"), datasets, empty="")
@@ -108,14 +109,14 @@ def show_summary(snapshot: Snapshot, *, verified: bool, as_json: bool) -> None:
         return
     console.show_line(
         f"{summary['kind']} {summary['checkpoint_id']} of {summary['job_name']} ({summary['job_id']}), "
-        f"{console.time_text(summary['trigger_timestamp'])}, {console.size_text(summary['size'])}"
+        f"{console.time_text(summary['trigger_timestamp'])}, {size_text(summary['size'])}"
         f"{', every file verified' if verified else ''}"
     )
     rows = [row for operator in summary["operators"] for row in _rows_of(operator)]
     columns = ("OPERATOR", "PARALLELISM", "OPERATOR SIZE", "STATE", "KIND", "KEY", "TYPE", "FORMAT", "SIZE")
     console.show_table(columns, rows, empty="no operators")
     if "in_flight" in summary:
-        flights = [(each["edge"], each["rows"], console.size_text(each["size"])) for each in summary["in_flight"]]
+        flights = [(each["edge"], each["rows"], size_text(each["size"])) for each in summary["in_flight"]]
         console.show_table(("IN FLIGHT", "ROWS", "SIZE"), flights, empty="")
     if summary["external"]:
         console.show_line(f"needs {len(summary['external'])} files outside its folder, the first: {summary['external'][0]}")
@@ -125,7 +126,7 @@ def _rows_of(operator: dict[str, Any]) -> list[tuple[Any, ...]]:
     head = (
         operator["uid"],
         f"{operator['parallelism']} of {operator['max_parallelism']}",
-        console.size_text(operator["size"]),
+        size_text(operator["size"]),
     )
     return [
         (
@@ -135,7 +136,7 @@ def _rows_of(operator: dict[str, Any]) -> list[tuple[Any, ...]]:
             state["key_type"],
             state["value_type"],
             state["format"],
-            console.size_text(state["size"]),
+            size_text(state["size"]),
         )
         for state in operator["states"]
     ] or [(*head, "", "", "", "", "", "")]
@@ -167,7 +168,7 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
     found = report.snapshot
     if found is not None:
         when = console.time_text(found.timestamp_ms)
-        what = f"{found.kind} {found.checkpoint_id} of {found.job_name} ({found.job_id}), {when}, {console.size_text(found.size)}"
+        what = f"{found.kind} {found.checkpoint_id} of {found.job_name} ({found.job_id}), {when}, {size_text(found.size)}"
         console.show_line(f"{what}, for job {report.job_name} ({report.job_id})")
         if found.owner is not None:
             console.show_line(f"owned by job {found.owner}")
@@ -205,10 +206,10 @@ def show_report(report: PreflightReport, *, as_json: bool) -> None:
 
 def _rows(operator: OperatorFinding) -> Iterator[tuple[Any, ...]]:
     renamed = f", renamed to {operator.renamed_to}?" if operator.renamed_to else ""
-    head = (operator.uid, f"{operator.presence}{renamed}", console.size_text(operator.size), _parallelism(operator))
+    head = (operator.uid, f"{operator.presence}{renamed}", size_text(operator.size), _parallelism(operator))
     for state in operator.states:
         pickled = " (pickled)" if state.pickled else ""
-        size = "" if state.size is None else console.size_text(state.size)
+        size = "" if state.size is None else size_text(state.size)
         yield (*head, state.name, size, f"{state.verdict}{pickled}", _cut(state.stored), _cut(state.declared))
     if not operator.states:
         yield (*head, "", "", "", "", "")

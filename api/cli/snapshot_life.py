@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.api.cli import console
 from holdfast.api.settings import read_prices
+from holdfast.coordinator.figures import duration_text, size_text
 from holdfast.statebackends.errors import NotFoundError
 
 
@@ -77,7 +78,7 @@ def _told(found: Mapping[str, Any]) -> str:
         case "error":
             return f"{name}: nothing was found out: {found['error']}"
         case _:
-            size, took = console.size_text(found["size"]), console.duration_text(found["duration_ms"])
+            size, took = size_text(found["size"]), duration_text(found["duration_ms"])
             counts = f"{found['rows']:,} rows of {found['states']} states, {size}, in {took}" if found["rows"] >= 0 else "not read"
             return f"{name} {found['state']}: {counts}; {found['problem_count']} problems"
 
@@ -93,8 +94,8 @@ def show_drills(found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
             each["state"],
             each["by"],
             each["rows"] if each["rows"] >= 0 else "-",
-            console.size_text(each["size"]),
-            console.duration_text(each["duration_ms"]),
+            size_text(each["size"]),
+            duration_text(each["duration_ms"]),
             each["error"] or "; ".join(each["problems"]),
         )
         for each in found
@@ -122,8 +123,8 @@ def show_cost(found: Mapping[str, Any], *, as_json: bool) -> None:
         (
             each["checkpoint_id"],
             each["kind"],
-            console.size_text(each["exclusive_size"]),
-            console.size_text(each["shared_size"]),
+            size_text(each["exclusive_size"]),
+            size_text(each["shared_size"]),
             each["files"] if each["files"] >= 0 else "-",
             each["small_files"] if each["small_files"] >= 0 else "-",
             ", ".join(each["labels"]),
@@ -132,9 +133,9 @@ def show_cost(found: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     console.show_table(("ID", "KIND", "OWN", "SHARED", "FILES", "SMALL", "LABELS"), rows, empty="no checkpoints")
     parts = ("exclusive", "shared", "savepoint", "other")
-    sizes = ", ".join(f"{name} {console.size_text(found[f'{name}_size'])}" for name in parts)
+    sizes = ", ".join(f"{name} {size_text(found[f'{name}_size'])}" for name in parts)
     counts = f"{found['files']:,} files, {found['small_files']:,} small"
-    console.show_line(f"{console.size_text(found['total_size'])} in {counts}: {sizes}")
+    console.show_line(f"{size_text(found['total_size'])} in {counts}: {sizes}")
     requests, money = found["requests"], found["money"]
     if requests is not None:
         kinds = ", ".join(f"{requests[f'{kind}_per_hour']:,.0f} {kind}" for kind in ("puts", "gets", "lists", "deletes"))

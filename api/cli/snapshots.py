@@ -19,6 +19,7 @@ from holdfast.api.cli import console
 from holdfast.api.cli.history import describe_damage, describe_gap
 from holdfast.api.cli.interrupts import interruptible, settle
 from holdfast.api.cli.progress import Tool
+from holdfast.coordinator.figures import size_text
 from holdfast.statebackends.errors import CorruptStateError, UnsupportedVersionError
 from holdfast.statebackends.layout import METADATA_NAME
 
@@ -79,7 +80,7 @@ def describe(report: DirectoryReport) -> dict[str, Any]:
 def _show(report: DirectoryReport) -> None:
     columns = ("JOB", "OWNER", "FILES", "SMALL FILES", "SIZE")
     rows = [
-        (cost.job_id or "-", cost.kind.value, cost.files, cost.small_files, console.size_text(cost.size)) for cost in report.costs
+        (cost.job_id or "-", cost.kind.value, cost.files, cost.small_files, size_text(cost.size)) for cost in report.costs
     ]
     console.show_table(columns, rows, empty="no files")
     for job_id, damage in report.damaged_jobs.items():
@@ -104,7 +105,7 @@ def _show(report: DirectoryReport) -> None:
     damaged = sum(len(faults.damage) for faults in report.histories.values())
     if damaged:
         counted["damaged places of histories"] = damaged
-    freed = f", {len(report.deleted)} deleted ({console.size_text(sum(file.size for file in report.deleted))})"
+    freed = f", {len(report.deleted)} deleted ({size_text(sum(file.size for file in report.deleted))})"
     wrong = ", ".join(f"{count} {name}" for name, count in counted.items())
     console.show_line(f"{'clean' if report.is_clean else 'not clean'}: {wrong}{freed if report.deleted else ''}")
 
@@ -121,7 +122,7 @@ def _show_history(job_id: str, faults: HistoryFaults) -> None:
 
 def _show_files(what: str, files: Sequence[OwnedFile]) -> None:
     for file in files[:FILES_SHOWN_MAX]:
-        console.show_line(f"{what}: {file.path} ({console.size_text(file.size)}): {file.owner}")
+        console.show_line(f"{what}: {file.path} ({size_text(file.size)}): {file.owner}")
     if len(files) > FILES_SHOWN_MAX:
         console.show_line(f"{what}: {len(files) - FILES_SHOWN_MAX} more; --json lists all")
 

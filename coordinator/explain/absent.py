@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from holdfast.barriers.messages import TaskState
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown
 from holdfast.coordinator.explain.failed import failure_cause
 from holdfast.coordinator.explain.master_hooks import restore_cause
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import Chain
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import ScheduleView
 
 _STATES: dict[str, tuple[CauseKind, str]] = {
@@ -55,7 +56,7 @@ def _restarting(facts: Facts) -> Chain:
     job = facts.job
     failure = failure_cause(facts, job.exceptions[0]) if job.exceptions else None
     if job.restarts_at_ms > job.now_ms:
-        due = f" in {time_text(job.restarts_at_ms - job.now_ms)}"
+        due = f" in {duration_text(job.restarts_at_ms - job.now_ms)}"
     elif (hook := restore_cause(facts)) is not None:
         why = f", since {failure.text}" if failure is not None else ""
         return Chain([Cause(CauseKind.RESTARTING, f"the job restarts{why}"), hook])
@@ -85,7 +86,7 @@ def _held_up(facts: Facts, schedule: ScheduleView) -> Cause | None:
     if full and schedule.savepoints:
         return Cause(CauseKind.SAVEPOINT_PENDING, "a savepoint is under way, and counts among max_concurrent_checkpoints")
     if schedule.pause_left_ms > 0 and facts.config.min_pause_ms > (schedule.interval_ms or 0):
-        text = f"min_pause_ms is {facts.config.min_pause_ms}: the next one is not before {time_text(schedule.pause_left_ms)}"
+        text = f"min_pause_ms is {facts.config.min_pause_ms}: the next one is not before {duration_text(schedule.pause_left_ms)}"
         return Cause(CauseKind.MINIMUM_PAUSE, text)
     if full and schedule.pending:
         return Cause(

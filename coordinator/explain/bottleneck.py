@@ -8,8 +8,9 @@ from operator import attrgetter
 
 import msgspec
 
-from holdfast.coordinator.explain.facts import Facts, Load, median_of, share_text, time_text
+from holdfast.coordinator.explain.facts import Facts, Load, median_of
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
+from holdfast.coordinator.figures import duration_text, share_text
 
 LOW_ABOVE = 0.1
 """A subtask is backpressured beyond this share of its time."""
@@ -62,7 +63,7 @@ class LongCall(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> Cause:
-        lasts = f"{self.place} has not returned for {time_text(self.lasts_ms)}"
+        lasts = f"{self.place} has not returned for {duration_text(self.lasts_ms)}"
         return Cause(CauseKind.LONG_CALL, f"{lasts}, and no record has been read in its worker meanwhile", self.place)
 
 

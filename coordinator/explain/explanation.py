@@ -9,7 +9,7 @@ from collections.abc import Collection
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.advice import advise
-from holdfast.coordinator.explain.facts import Facts, shown, time_text
+from holdfast.coordinator.explain.facts import Facts, shown
 from holdfast.coordinator.explain.failed import explain_failed
 from holdfast.coordinator.explain.functions import explain_function
 from holdfast.coordinator.explain.kept import show_kept
@@ -17,6 +17,7 @@ from holdfast.coordinator.explain.master_hooks import explain_slow_hooks
 from holdfast.coordinator.explain.pending import explain_pending, missing_subtasks
 from holdfast.coordinator.explain.records import Cause, CauseKind, Explanation, SettingChange, Situation
 from holdfast.coordinator.explain.slow import Chain, explain_slow, last_acknowledged
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointView
 
 _EXPECTED = frozenset({CauseKind.SUBSUMED, CauseKind.END_OF_INPUT, CauseKind.ENDING, CauseKind.NEW_SUBMISSION, CauseKind.STOPPED})
@@ -69,13 +70,13 @@ def _absent(facts: Facts) -> Explanation:
     schedule, chain = facts.situation.schedule, explain_absent(facts)
     if chain is None:
         due = schedule.next_in_ms if schedule is not None else None
-        when = f"in {time_text(due)}" if due is not None and due > 0 else "at once"
+        when = f"in {duration_text(due)}" if due is not None and due > 0 else "at once"
         text = f"nothing holds it up: it is due {when}"
         return _explanation(facts, None, "missing", "the next checkpoint is not due yet", Chain([Cause(CauseKind.USUAL, text)]))
     summary = "no checkpoint is triggered"
     latest = facts.stats.latest_completed
     if latest is not None:
-        age = time_text(max(0, facts.job.now_ms - latest.trigger_ms))
+        age = duration_text(max(0, facts.job.now_ms - latest.trigger_ms))
         summary += f"; the newest completed one, {latest.checkpoint_id}, began {age} ago"
     return _explanation(facts, None, "missing", summary, chain, advise(facts, chain.causes[-1].kind))
 
@@ -83,7 +84,7 @@ def _absent(facts: Facts) -> Explanation:
 def _failed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
     chain = explain_failed(facts, checkpoint)
     name, after_ms = _name(checkpoint), checkpoint.failure_ms - checkpoint.trigger_ms
-    after = f" after {time_text(after_ms)}" if checkpoint.failure_ms >= 0 and after_ms >= 0 else ""
+    after = f" after {duration_text(after_ms)}" if checkpoint.failure_ms >= 0 and after_ms >= 0 else ""
     summary = f"{name} failed{after}: {shown(checkpoint.failure_reason or 'no reason is on record')}"
     setting = advise(facts, chain.causes[-1].kind, vertex_id=chain.vertex_id, duration_ms=max(0, after_ms))
     if setting is None and chain.causes[0].kind is CauseKind.EXPIRED and _only_takes_long(chain):
@@ -107,7 +108,7 @@ def _only_takes_long(chain: Chain) -> bool:
 def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:
     age_ms = max(0, facts.job.now_ms - checkpoint.trigger_ms)
     acks = f"{checkpoint.num_acknowledged_subtasks} of {checkpoint.num_subtasks} subtasks have acknowledged"
-    summary = f"{_name(checkpoint)} has been in progress for {time_text(age_ms)}; {acks}"
+    summary = f"{_name(checkpoint)} has been in progress for {duration_text(age_ms)}; {acks}"
     if not facts.is_slow(checkpoint, age_ms):
         return _explanation(facts, checkpoint, "pending", summary, _usual(facts, checkpoint))
     chain = explain_pending(facts, checkpoint)
@@ -117,10 +118,10 @@ def _pending(facts: Facts, checkpoint: CheckpointView) -> Explanation:
 
 def _completed(facts: Facts, checkpoint: CheckpointView) -> Explanation:
     duration_ms = checkpoint.end_to_end_ms
-    summary = f"{_name(checkpoint)} completed" + (f" in {time_text(duration_ms)}" if duration_ms >= 0 else "")
+    summary = f"{_name(checkpoint)} completed" + (f" in {duration_text(duration_ms)}" if duration_ms >= 0 else "")
     median_ms = facts.median(checkpoint.checkpoint_id, lambda phases: phases.end_to_end_ms)
     if median_ms >= 0:
-        summary += f"; usually it takes {time_text(median_ms)}"
+        summary += f"; usually it takes {duration_text(median_ms)}"
     if not facts.is_slow(checkpoint, duration_ms):
         return _explanation(facts, checkpoint, "completed", summary, _usual(facts, checkpoint))
     chain = explain_slow_hooks(checkpoint) or explain_slow(facts, checkpoint)

@@ -1,8 +1,7 @@
-"""Facts of a situation that several explanations use: places with their names, phases beside what is usual, times as text. Pure."""
+"""Facts of a situation that several explanations use: places by name, phases beside what is usual, silence as text. Pure."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -13,6 +12,7 @@ from msgspec import UNSET
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, TaskState, clip, printable
 from holdfast.coordinator.explain.records import Phase, PhaseView, Place, Situation
 from holdfast.coordinator.explain.usual import Usual, is_unusual, median_of_known
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointPhases, CheckpointView, SubtaskCheckpointView, SubtaskView
 
 NAME_BYTES_MAX = 120
@@ -25,32 +25,9 @@ def shown(text: str, bytes_max: int = NAME_BYTES_MAX) -> str:
     return clip(printable(" ".join(clip(text, 4 * bytes_max).split())), bytes_max)
 
 
-def time_text(time_ms: float) -> str:
-    """`12 ms`, `3.4 s`, `5.2 min`, `2.5 h`, `3.0 days`."""
-    if time_ms < 1_000:
-        return f"{time_ms:.0f} ms"
-    for unit, size, bound in (("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
-        if time_ms < size * bound:
-            return f"{time_ms / size:.1f} {unit}"
-    return f"{time_ms / 86_400_000:.1f} days"
-
-
-def size_text(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def share_text(share: float) -> str:
-    """As the dashboard rounds: halves up, and not to an even number."""
-    return f"{math.floor(share * 100 + 0.5)} %"
-
-
 def silence_text(slot: int, silent_ms: int) -> str:
     """Of a worker that is not heard of."""
-    return f"nothing was heard from the worker in slot {slot} for {time_text(silent_ms)}"
+    return f"nothing was heard from the worker in slot {slot} for {duration_text(silent_ms)}"
 
 
 Reader = Callable[[SubtaskCheckpointView], int]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from holdfast.barriers.messages import FailureReason
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown
 from holdfast.coordinator.explain.master_hooks import hook_cause
 from holdfast.coordinator.explain.pending import explain_missing_acks, missing_subtasks
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import Chain
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointView, ExceptionView
 from holdfast.statebackends.layout import METADATA_NAME
 
@@ -71,7 +72,7 @@ def _quoted(message: str, reason: str) -> str:
 def _expired(facts: Facts, checkpoint: CheckpointView, hook: Cause | None) -> Chain:
     """`hook`: what its master hooks did; then no task was triggered, and none is asked why it has not acknowledged."""
     age_ms = checkpoint.failure_ms - checkpoint.trigger_ms
-    text = f"it was not complete after {time_text(age_ms)}; checkpoint_timeout_ms is {facts.config.checkpoint_timeout_ms}"
+    text = f"it was not complete after {duration_text(age_ms)}; checkpoint_timeout_ms is {facts.config.checkpoint_timeout_ms}"
     if hook is not None:
         return Chain([Cause(CauseKind.EXPIRED, text), hook])
     missing = missing_subtasks(checkpoint)

@@ -9,9 +9,10 @@ from os.path import basename
 from typing import NamedTuple
 
 from holdfast.barriers.messages import CodeLine, SampledStack, SubtaskKey, WorkerAnswer
-from holdfast.coordinator.explain.facts import Facts, shown, time_text
+from holdfast.coordinator.explain.facts import Facts, shown
 from holdfast.coordinator.explain.pending import place_of_wait
 from holdfast.coordinator.explain.records import Cause, CauseKind, Situation
+from holdfast.coordinator.figures import duration_text
 
 ASKED_MAX = 2
 """Workers that are asked for one explanation."""
@@ -103,7 +104,7 @@ def _where(code: Sequence[CodeLine], stack: SampledStack) -> _Where | None:
 
 def _seen(answer: WorkerAnswer, where: _Where, samples: int, on_cpu: int) -> str:
     often = "in its one look" if answer.samples <= 1 else f"in {samples} of {answer.samples} looks"
-    over = f" over {time_text(answer.sampled_ms)}" if answer.sampled_ms else ""
+    over = f" over {duration_text(answer.sampled_ms)}" if answer.sampled_ms else ""
     deeper = f", there in {_line(where.innermost, short=True)}" if where.innermost != where.line else ""
     kind = ", at work" if 2 * on_cpu > samples else ""
     return f"was in {_line(where.line)}{deeper} {often}{over}{kind}"

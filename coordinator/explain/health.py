@@ -16,7 +16,7 @@ from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, STANDS_MS, busiest_start, find_bottleneck, longest_call
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, share_text, shown, silence_text, time_text
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, silence_text
 from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
     PLACES_SHOWN_MAX,
@@ -34,6 +34,7 @@ from holdfast.coordinator.explain.records import (
     Verdict,
     VertexShares,
 )
+from holdfast.coordinator.figures import duration_text, share_text
 
 AT_RISK_INTERVALS, BAD_INTERVALS = 3, 10
 """Intervals without a completed checkpoint, beyond which a job is at risk, and in a bad way."""
@@ -109,7 +110,7 @@ def _safe_at_its_end(facts: Facts, ended: tuple[Verdict, str], cut: CutView | No
     drills, verifications = facts.situation.drills, facts.situation.verifications
     return SafeView(
         verdict=verdict,
-        why=f"{why}; it keeps {_name(cut)}, which began {time_text(age_ms)} ago",
+        why=f"{why}; it keeps {_name(cut)}, which began {duration_text(age_ms)} ago",
         checkpoint_id=cut.checkpoint_id,
         age_ms=age_ms,
         verified_ms=verified_ms(drills, verifications),
@@ -196,12 +197,12 @@ def _allowed_ms(facts: Facts, interval_ms: int, intervals: int) -> float:
 
 def _judge_age(facts: Facts, age_ms: int) -> tuple[Verdict, str]:
     interval_ms = facts.interval_ms
-    text = f"the newest completed checkpoint began {time_text(age_ms)} ago"
+    text = f"the newest completed checkpoint began {duration_text(age_ms)} ago"
     if interval_ms is None:
         chain = explain_absent(facts)
         why = chain.causes[-1].text if chain is not None else "no periodic checkpoints are taken"
         return Verdict.AT_RISK, f"{text}; {why}"
-    text += f", the interval is {time_text(interval_ms)}"
+    text += f", the interval is {duration_text(interval_ms)}"
     if age_ms <= _allowed_ms(facts, interval_ms, AT_RISK_INTERVALS):
         return Verdict.OK, text
     is_bad = age_ms > _allowed_ms(facts, interval_ms, BAD_INTERVALS)
@@ -214,7 +215,7 @@ def _judge_none(facts: Facts) -> tuple[Verdict, str]:
         return Verdict.AT_RISK, "there is no checkpoint, and no periodic ones are taken: a failure begins again from the start"
     if running_ms <= _allowed_ms(facts, interval_ms, AT_RISK_INTERVALS) + GRACE_MS:
         return Verdict.OK, "no checkpoint is complete yet; the job has just begun"
-    text = f"no checkpoint has ever completed, in {time_text(running_ms)}: `holdfast explain` says why"
+    text = f"no checkpoint has ever completed, in {duration_text(running_ms)}: `holdfast explain` says why"
     return Verdict.BAD, text
 
 

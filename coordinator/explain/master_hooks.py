@@ -5,9 +5,10 @@ here; which one it was, and whether it failed or gave no answer, is."""
 
 from __future__ import annotations
 
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, time_text
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown
 from holdfast.coordinator.explain.records import Cause, CauseKind
 from holdfast.coordinator.explain.slow import MOST, Chain
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointView
 
 
@@ -28,7 +29,7 @@ def explain_awaited_hooks(facts: Facts, checkpoint: CheckpointView) -> Chain | N
     hooks = checkpoint.hooks
     if hooks is None or not hooks.missing:
         return None
-    waited = time_text(max(0, facts.job.now_ms - checkpoint.trigger_ms))
+    waited = duration_text(max(0, facts.job.now_ms - checkpoint.trigger_ms))
     text = f"master hook {_names(hooks.missing)} has not answered for {waited}, and no task is triggered before"
     return Chain([Cause(CauseKind.SLOW_MASTER_HOOK, f"{text}; master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}")])
 
@@ -38,7 +39,7 @@ def explain_slow_hooks(checkpoint: CheckpointView) -> Chain | None:
     hooks = checkpoint.hooks
     if hooks is None or hooks.took_ms <= MOST * max(0, checkpoint.end_to_end_ms):
         return None
-    text = f"its master hooks took {time_text(hooks.took_ms)} of that, before any task was triggered; {_names((hooks.last,))}"
+    text = f"its master hooks took {duration_text(hooks.took_ms)} of that, before any task was triggered; {_names((hooks.last,))}"
     return Chain([Cause(CauseKind.SLOW_MASTER_HOOK, f"{text} answered last")])
 
 
@@ -47,7 +48,7 @@ def restore_cause(facts: Facts) -> Cause | None:
     waits = facts.job.hook_restore
     if waits is None or not all(worker.registered for worker in facts.job.workers):
         return None
-    waited = time_text(max(0, facts.job.now_ms - waits.since_ms))
+    waited = duration_text(max(0, facts.job.now_ms - waits.since_ms))
     text = f"master hook {_names(waits.missing)} is not back at the checkpoint after {waited}, and no task is deployed before"
     tries = f" ({waits.failed_tries} calls of hooks have failed)" if waits.failed_tries else ""
     bound = f"; master_hook_timeout_ms is {facts.config.master_hook_timeout_ms}"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from holdfast.barriers.messages import SubtaskKey, TaskState
 from holdfast.coordinator.explain.bottleneck import find_bottleneck, longest_call
-from holdfast.coordinator.explain.facts import Facts, silence_text, time_text
+from holdfast.coordinator.explain.facts import Facts, silence_text
 from holdfast.coordinator.explain.master_hooks import explain_awaited_hooks
 from holdfast.coordinator.explain.records import Cause, CauseKind, Place
 from holdfast.coordinator.explain.slow import Chain, explain_slow, follow_barrier
+from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointView, WorkerView
 from holdfast.statebackends.layout import METADATA_NAME
 
@@ -26,7 +27,7 @@ def explain_pending(facts: Facts, checkpoint: CheckpointView) -> Chain:
     missing = missing_subtasks(checkpoint)
     if not missing and checkpoint.vertices:
         waited_ms = facts.job.now_ms - checkpoint.latest_ack_ms
-        text = f"all subtasks have acknowledged; its {METADATA_NAME} has been under way for {time_text(waited_ms)}"
+        text = f"all subtasks have acknowledged; its {METADATA_NAME} has been under way for {duration_text(waited_ms)}"
         return Chain([Cause(CauseKind.DECIDING, f"{text}: the storage of the state directory is slow or not there")])
     return explain_missing_acks(facts, checkpoint, missing)
 

@@ -11,8 +11,9 @@ import msgspec
 
 from holdfast.barriers.messages import SubtaskKey
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, LongCall, find_bottleneck, longest_call, worst_backpressure
-from holdfast.coordinator.explain.facts import Facts, median_of, phase_of, phases_of, share_text, shown, size_text, time_text
+from holdfast.coordinator.explain.facts import Facts, median_of, phase_of, phases_of, shown
 from holdfast.coordinator.explain.records import Cause, CauseKind, Phase
+from holdfast.coordinator.figures import duration_text, share_text, size_text
 from holdfast.coordinator.views import CheckpointView, SubtaskCheckpointView
 from holdfast.statebackends.layout import METADATA_NAME
 
@@ -71,7 +72,7 @@ def explain_slow(facts: Facts, checkpoint: CheckpointView) -> Chain:
     if phase is Phase.DECIDE:
         return Chain([_decide(facts, checkpoint)])
     value_ms = phases_of(last.view)[phase]
-    text = f"{place} acknowledged last; {phase.value.replace('_', ' ')} took most of its time, {time_text(value_ms)}"
+    text = f"{place} acknowledged last; {phase.value.replace('_', ' ')} took most of its time, {duration_text(value_ms)}"
     chain = Chain([Cause(CauseKind.SLOW, text + _beside(facts, checkpoint, phase), place)], last.vertex_id)
     if phase in (Phase.START_DELAY, Phase.ALIGNMENT):
         return _barrier(facts, checkpoint, last, excess[phase], chain)
@@ -106,11 +107,11 @@ def _excess(facts: Facts, checkpoint: CheckpointView, view: SubtaskCheckpointVie
 
 def _beside(facts: Facts, checkpoint: CheckpointView, phase: Phase) -> str:
     median_ms = facts.phase_median(checkpoint.checkpoint_id, phase)
-    return f" (usually {time_text(median_ms)})" if median_ms >= 0 else ""
+    return f" (usually {duration_text(median_ms)})" if median_ms >= 0 else ""
 
 
 def _decide(facts: Facts, checkpoint: CheckpointView) -> Cause:
-    text = f"the write of its {METADATA_NAME} took {time_text(checkpoint.decide_ms)} behind the last acknowledgement"
+    text = f"the write of its {METADATA_NAME} took {duration_text(checkpoint.decide_ms)} behind the last acknowledgement"
     usual = _beside(facts, checkpoint, Phase.DECIDE)
     return Cause(CauseKind.SLOW_DECIDE, f"{text}{usual}: the storage of the state directory is slow, or the coordinator is")
 
@@ -134,7 +135,7 @@ def _barrier(facts: Facts, checkpoint: CheckpointView, late: _Acked, excess_ms: 
         seen.add(source.vertex_id)
         place = facts.place(source.vertex_id, source.view.subtask)
         own = _excess(facts, checkpoint, source.view)
-        text = f"{place} in front of it passed its barrier on {time_text(source.passed_ms)} behind the trigger"
+        text = f"{place} in front of it passed its barrier on {duration_text(source.passed_ms)} behind the trigger"
         chain.add(Cause(CauseKind.LATE_BARRIER, text, place))
         chain.vertex_id = source.vertex_id
         if own[Phase.SYNC] >= excess_ms / 2:
@@ -167,7 +168,7 @@ def follow_barrier(facts: Facts, vertex_id: str, chain: Chain, *, ended_ms: int 
         return chain.add(Cause(CauseKind.NO_LONGER_SEEN, text, place))
     is_old = ended_ms >= 0 and facts.job.now_ms - ended_ms > STALE_MS
     if found.kind is CauseKind.OUTSIDE and not found.path and not _waits_for(facts, vertex_id):
-        ago = f", {time_text(facts.job.now_ms - ended_ms)} later" if is_old else ""
+        ago = f", {duration_text(facts.job.now_ms - ended_ms)} later" if is_old else ""
         text = f"{where}; now{ago} nothing there is backpressured or busy any more"
         return chain.add(Cause(CauseKind.NO_LONGER_SEEN, text, place))
     chain.vertex_id = found.vertex_id
@@ -198,7 +199,7 @@ def _work(facts: Facts, checkpoint: CheckpointView, slow: _Acked, phase: Phase, 
     chain.vertex_id = slow.vertex_id
     place = facts.place(slow.vertex_id, slow.view.subtask)
     if phase is Phase.ACKNOWLEDGE:
-        text = f"the acknowledgement of {place} took {time_text(slow.view.acknowledge_ms)} to the coordinator: "
+        text = f"the acknowledgement of {place} took {duration_text(slow.view.acknowledge_ms)} to the coordinator: "
         return chain.add(
             Cause(CauseKind.SLOW_ACKNOWLEDGE, text + "the worker's loop, the network or the coordinator is slow", place)
         )
@@ -208,10 +209,10 @@ def _work(facts: Facts, checkpoint: CheckpointView, slow: _Acked, phase: Phase, 
     if found is not None:
         return chain.add(found)
     if phase is Phase.SYNC:
-        text = f"the synchronous part of {place} took {time_text(slow.view.sync_ms)}: "
+        text = f"the synchronous part of {place} took {duration_text(slow.view.sync_ms)}: "
         return chain.add(Cause(CauseKind.SLOW_SYNC, text + "hooks of its operators, or the freezing of its state", place))
     if phase is Phase.ENCODE:
-        text = f"{place} encoded its state for {time_text(max(0, slow.view.encode_ms))}: "
+        text = f"{place} encoded its state for {duration_text(max(0, slow.view.encode_ms))}: "
         return chain.add(Cause(CauseKind.SLOW_ENCODE, text + "its host has too few CPUs, or its threads were busy", place))
     return chain.add(_of_storage(facts, checkpoint, slow))
 
@@ -222,7 +223,7 @@ def _stalled(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause:
     acked = [each for subtasks in facts.acked(checkpoint).values() for each in subtasks]
     others = sum(each.stalled_ms > MOST * stalled for each in acked) - 1
     beside = f", and that of {others} other subtasks as long" if others > 0 else ""
-    text = f"RocksDB of {place} had no room for {time_text(stalled)} while its flushes and compactions caught up{beside}"
+    text = f"RocksDB of {place} had no room for {duration_text(stalled)} while its flushes and compactions caught up{beside}"
     return Cause(CauseKind.STORE_STALLED, text, place)
 
 
@@ -271,7 +272,7 @@ def _of_host(facts: Facts, checkpoint: CheckpointView, slow: _Acked, phase: Phas
                     return None
     if len(here) < 2 or min(here) < MOST * value:
         return None
-    times = f"{time_text(min(here))} and more; those elsewhere took {time_text(elsewhere)} at most"
+    times = f"{duration_text(min(here))} and more; those elsewhere took {duration_text(elsewhere)} at most"
     text = f"all {len(here)} subtasks on host {shown(own)} were slow, {times}"
     return Cause(CauseKind.SLOW_HOST, text, facts.place(slow.vertex_id, slow.view.subtask))
 
@@ -284,7 +285,7 @@ def _of_storage(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause
             CauseKind.SMALL_FILES, f"{place} wrote {view.new_files} files of {mean} on average: each one costs a request", place
         )
     if facts.record is not None:
-        took = time_text(max(view.store_ms, 0) or view.async_ms)
+        took = duration_text(max(view.store_ms, 0) or view.async_ms)
         text = f"the storing of {place} took {took}, of {size_text(view.checkpointed_size)}"
         return Cause(CauseKind.SLOW_STORE, f"{text}; how fast the others stored is not on record", place)
     usual_rate = facts.median(checkpoint.checkpoint_id, lambda phases: phases.store_rate)
@@ -307,7 +308,7 @@ def _of_storage(facts: Facts, checkpoint: CheckpointView, slow: _Acked) -> Cause
         text = f"{in_storage} of {len(writers)} writers spent their time in storage, at {size_text(median_of(rates))}/s each"
         return Cause(CauseKind.SLOW_STORAGE, text)
     stored_ms = max(view.store_ms, 0) or view.async_ms
-    text = f"the storing of {place} alone took {time_text(stored_ms)}, of {size_text(view.checkpointed_size)}"
+    text = f"the storing of {place} alone took {duration_text(stored_ms)}, of {size_text(view.checkpointed_size)}"
     return Cause(CauseKind.SLOW_STORE, text, place)
 
 

@@ -341,21 +341,6 @@ def test_bench_without_a_checkout_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(-1, "-"), (0, "0 B"), (1_023, "1023 B"), (1_536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")]
-)
-def test_sizes(count: int, text: str) -> None:
-    assert console.size_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("duration_ms", "text"),
-    [(-1, "-"), (0, "0 ms"), (999, "999 ms"), (1_000, "1.0 s"), (67_000, "1m 07s"), (7_380_000, "2h 03m"), (273_600_000, "3d 04h")],
-)
-def test_durations(duration_ms: int, text: str) -> None:
-    assert console.duration_text(duration_ms) == text
-
-
 def test_times() -> None:
     assert console.time_text(0) == "1970-01-01 00:00:00Z"
     assert console.time_text(-1) == "-"

@@ -184,7 +184,7 @@ def test_one_that_was_explained_when_it_ended_says_so(
     situation = msgspec.structs.replace(it.made(), kept=kept)
     monkeypatch.setattr(coordinator, "explain", lambda job_id, number=None: explain(situation), raising=False)
     lines = holdfast(served, "explain", JOB, "41").stdout.splitlines()
-    assert lines[0] == "flights: checkpoint 41 failed after 2.0 min: expired"
+    assert lines[0] == "flights: checkpoint 41 failed after 2 min 00 s: expired"
     assert lines[1] == "seen    2023-11-14 22:13:20Z; it was explained when it ended"
     body = served.json("GET", f"/v1/jobs/{JOB}/checkpoints/details/41/explain")
     assert body["explained_ms"] == 1_700_000_000_000

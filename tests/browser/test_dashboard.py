@@ -21,6 +21,7 @@ from holdfast.statebackends.errors import NotFoundError
 from tests.api.fakes import JOB, TOKEN, Served, serving
 from tests.browser.browser import NARROW, Browser, chromium
 from tests.browser.staged import MARKUP, MARKUP_JOB, NAMES, VERTICES, StagedCoordinator, write_snapshots
+from tests.coordinator.test_figures import DURATIONS, SHARES, SIZES
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +135,13 @@ def test_a_name_of_markup_is_text(browser: Browser) -> None:
     browser.until("no failure", lambda: f"ValueError: {MARKUP}" in browser.text)
     assert browser.run("return document.querySelectorAll('img[src=x]').length") == 0
     assert browser.driver.title.startswith("Failures")
+
+
+def test_pages_and_command_line_show_the_same_figures(browser: Browser) -> None:
+    browser.settled("Jobs")
+    for function, cases in (("duration", DURATIONS), ("bytes", SIZES), ("percent", SHARES)):
+        script = f"return import('/ui/format.js').then(module => arguments[0].map(module.{function}))"
+        assert browser.run(script, [value for value, _ in cases]) == [text for _, text in cases]
 
 
 def test_a_subtask_of_which_nothing_is_known_has_no_share(browser: Browser) -> None:

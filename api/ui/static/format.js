@@ -3,21 +3,24 @@
 export const NOT_KNOWN = "–"
 const isKnown = value => value !== null && value !== undefined && !(typeof value === "number" && (value < 0 || Number.isNaN(value)))
 
+// Durations, sizes and shares are as coordinator/figures.py writes them: times cut off, as a clock does, the others rounded.
 export function duration(ms) {
   if (!isKnown(ms)) return NOT_KNOWN
-  if (ms < 1000) return `${Math.round(ms)} ms`
-  if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`
-  const [minutes, hours, days] = [Math.floor(ms / 60_000), Math.floor(ms / 3_600_000), Math.floor(ms / 86_400_000)]
-  if (hours < 1) return `${minutes} min ${Math.floor(ms / 1000) % 60} s`
-  return days < 1 ? `${hours} h ${minutes % 60} min` : `${days} d ${hours % 24} h`
+  if (ms < 1000) return `${Math.floor(ms)} ms`
+  const seconds = Math.floor(ms / 1000)
+  if (seconds < 60) return `${(Math.floor(ms / 100) / 10).toFixed(1)} s`
+  const [minutes, hours, days] = [Math.floor(seconds / 60), Math.floor(seconds / 3600), Math.floor(seconds / 86_400)]
+  if (hours < 1) return `${minutes} min ${two(seconds % 60)} s`
+  return days < 1 ? `${hours} h ${two(minutes % 60)} min` : `${days} d ${two(hours % 24)} h`
 }
 
 export function bytes(size) {
   if (!isKnown(size)) return NOT_KNOWN
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-  let unit = 0
-  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1 }
-  return `${unit === 0 || size >= 100 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`
+  if (size < 1023.5) return `${Math.round(size)} B`
+  const units = ["KiB", "MiB", "GiB", "TiB", "PiB"]
+  let unit = -1
+  while (unit < 0 || (Math.round(size * 10) >= 10_240 && unit < units.length - 1)) { size /= 1024; unit += 1 }
+  return `${(Math.round(size * 10) / 10).toFixed(1)} ${units[unit]}`
 }
 
 export function count(value) {
@@ -31,7 +34,6 @@ export function rate(value) {
   return `${value >= 100 || value === 0 ? Math.round(value) : value.toFixed(1)} /s`
 }
 
-// As share_text of the coordinator rounds.
 export function percent(share) {
   return isKnown(share) ? `${Math.round(share * 100)} %` : NOT_KNOWN
 }

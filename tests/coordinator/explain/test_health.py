@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from holdfast.barriers.messages import CheckpointKind
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification
-from holdfast.coordinator.explain.facts import share_text
 from holdfast.coordinator.explain.health import derive_health
 from holdfast.coordinator.explain.positions import SnapshotPositions, SourcePlaces
 from holdfast.coordinator.explain.records import CauseKind, CutView, HealthView, SourceCut, Verdict
@@ -183,12 +182,6 @@ def test_each_vertex_has_the_shares_of_the_second_that_the_verdict_is_of() -> No
     }
     assert (max(each.backpressured for each in found.vertices), found.backpressured) == (0.9, 0.9)
     assert health(lambda it: it.changes.update(vertices=())).slow.vertices == ()
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.625, "63 %"), (0.615, "62 %"), (0.285, "28 %"), (0.0, "0 %"), (1.0, "100 %")])
-def test_a_share_is_rounded_as_pages_round_it(share: float, text: str) -> None:
-    """`percent` of format.js: Math.round of the same product, whose halves go up."""
-    assert share_text(share) == text
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(80, OK), (300, OK), (700, AT_RISK)])
