@@ -39,6 +39,10 @@ _OUTSIDE_QUOTES = re.compile(rb'(?:[^"]++|(?<=[^,\r\n])"|"[^"]*+(?:""[^"]*+)*+")
 with one, or behind its closing one, is a character as any other: Arrow's rules."""
 _INSIDE_QUOTES = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 """In a quoted field: its rest."""
+_MARK = b"\xef\xbb\xbf"
+"""A byte order mark of UTF-8."""
+_BLANK_CSV, _BLANK_JSON = b"\r\n", b" \t\r\n"
+"""What a block without a record consists of: a space is a text in CSV."""
 _ARROW_BLOCK_BYTES = LINE_BYTES_MAX + BLOCK_BYTES
 _BUFFER_BYTES = 256 * 1024
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError)
@@ -192,23 +196,30 @@ class FileSplitReader(SplitReader[FileSplit]):
         read = pacsv.ReadOptions(use_threads=False, block_size=_ARROW_BLOCK_BYTES)
         parse = pacsv.ParseOptions(newlines_in_values=True)
         try:
-            table = pacsv.read_csv(pa.BufferReader(header.removeprefix(b"\xef\xbb\xbf")), read, parse)
+            table = pacsv.read_csv(pa.BufferReader(header.removeprefix(_MARK)), read, parse)
         except (pa.ArrowException, ValueError) as error:
             raise self._invalid(path, (0, 0), f"its header: {error}") from error
+        if table.num_rows:  # they would be taken for a part of the header, and be in no block
+            raise self._invalid(path, (0, 0), "its header ends with a carriage return alone: lines end with a line feed")
         return list(table.column_names)
 
     def _read_json(self, file: _Watched, path: str, position: Position) -> Iterator[SplitRecords]:
         read = pajson.ReadOptions(use_threads=False, block_size=_ARROW_BLOCK_BYTES)
         parse = json_parsing(self._held) if self._held.names else pajson.ParseOptions()
-        table = lambda block: pajson.read_json(pa.BufferReader(block), read, parse)  # noqa: E731
+
+        def table(block: bytes) -> pa.Table:
+            _check_json(block)
+            return pajson.read_json(pa.BufferReader(block), read, parse)
+
         yield from self._blocks(file, path, position or (0, 0), table)
 
     def _blocks(self, file: _Watched, path: str, position: Position, parse: Any) -> Iterator[SplitRecords]:
         start, skip = position
+        blank = _BLANK_CSV if self._format == "csv" else _BLANK_JSON
         text = self._open_text(file, path, start)
         while block := self._block(file, path, text, start, BLOCK_BYTES):
             stop = start + len(block)
-            if block.strip():
+            if block.strip(blank):
                 columns = self._fitting(path, (start, 0), parse, block)
                 if skip > columns.num_rows:
                     raise self._changed(path, f"the block at byte {start} has {columns.num_rows} rows, {skip} were read of it")
@@ -321,6 +332,16 @@ def json_parsing(schema: pa.Schema) -> pajson.ParseOptions:
     """Columns that have to be cast to the schema behind it: Arrow reads no date from text, and times of us alone."""
     fields = [field.with_type(_as_read(field.type)) for field in schema]
     return pajson.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+
+
+def _check_json(block: bytes) -> None:
+    """Raises ValueError for what Arrow does not refuse: bytes that are no text, and a line that is `null`, which ends the process if
+    it is the first one, and else is a row of nulls."""
+    block.decode()
+    if block.removeprefix(_MARK).lstrip(_BLANK_JSON).startswith(b"null") or (
+        b"\nnull" in block and any(line.strip(_BLANK_JSON) == b"null" for line in block.split(b"\n"))
+    ):
+        raise ValueError("a record is null, and no JSON object")
 
 
 def _as_read(kind: pa.DataType) -> pa.DataType:

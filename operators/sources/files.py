@@ -52,7 +52,8 @@ class FileSource(Source[FileSplit]):
 
     path: a folder, on a file system that all workers see, or a URL. format: by default from the suffix of `pattern`. schema:
     pa.Schema, {column: type} or a record type; None: of Parquet, that of the files that are there. pattern: of file names, such as
-    `orders-*.csv`; by default the format's suffixes. Names that begin with a dot or an underscore are no input.
+    `orders-*.csv`; by default the format's suffixes. Names that begin with a dot or an underscore are no input, but for
+    a folder `_<column>=<value>`.
     watch_interval: timedelta or ms, at least 10; None: the files that are there when the job starts, and then the source ends. A
     watched file is read once it has not changed from one listing to the next: write it under another name, or elsewhere on the same
     file system, and rename it.
@@ -103,7 +104,7 @@ class FileSource(Source[FileSplit]):
     def takes(self, path: str) -> bool:
         """Whether a file, by its path below the folder, is input."""
         parts = path.split("/")
-        if any(part.startswith((".", "_")) for part in parts):
+        if any(part.startswith((".", "_")) and not _names_column(part) for part in parts[:-1]) or parts[-1].startswith((".", "_")):
             return False
         if self.pattern is not None:
             return fnmatch.fnmatchcase(parts[-1], self.pattern)
@@ -186,7 +187,7 @@ def list_folder(source: FileSource, operator: str) -> Listing:
     """Raises StorageUnavailableError, and InvalidConfigError for input whose name is not UTF-8, which can't be opened."""
     try:
         filesystem, root = open_filesystem(source.path)
-        infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+        infos = _infos(filesystem, root)
         top = root if filesystem.type_name == "local" else root.partition("/")[0]
         top_is_there = bool(infos) or filesystem.get_file_info(top).type == pafs.FileType.Directory
     except (OSError, pa.ArrowException) as error:
@@ -204,6 +205,46 @@ def list_folder(source: FileSource, operator: str) -> Listing:
         if path is not None and source.takes(path.removeprefix(prefix)):
             files.append(FoundFile(path, int(info.size), int(info.mtime_ns or 0)))
     return Listing(files, top_is_there, is_empty, time.time_ns())
+
+
+def _names_column(folder: str) -> bool:
+    """Whether a folder is `<column>=<value>` of a column whose name begins with an underscore, which Spark reads as well."""
+    return folder.startswith("_") and "=" in folder
+
+
+def _infos(filesystem: pafs.FileSystem, root: str) -> list[Any]:
+    """What is below a folder. On a local file system folder by folder: Arrow follows a link to a folder that it is in again and
+    again, up to the system's bound for links, and with two of them for ever."""
+    if filesystem.type_name != "local":
+        return list(filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True)))
+    found: list[Any] = []
+    folders: list[str | bytes] = [root]
+    while folders:
+        infos = filesystem.get_file_info(pafs.FileSelector(folders.pop(), allow_not_found=True))
+        found += infos
+        inner = [_raw_path(info) for info in infos if info.type == pafs.FileType.Directory]
+        folders += [path for path in inner if not (os.path.islink(path) and _leads_above(os.fsdecode(path), root))]
+    return found
+
+
+def _raw_path(info: Any) -> str | bytes:
+    """Bytes where it is not UTF-8."""
+    try:
+        path: str = info.path
+    except UnicodeDecodeError as error:
+        return error.object
+    return path
+
+
+def _leads_above(link: str, root: str) -> bool:
+    """Whether a link is to a folder that it is in, also by way of other links."""
+    target = f"{os.path.realpath(link).rstrip('/')}/"
+    folder = os.path.dirname(link)
+    while f"{folder}/".startswith(f"{root.rstrip('/')}/"):
+        if f"{os.path.realpath(folder)}/".startswith(target):
+            return True
+        folder = os.path.dirname(folder)
+    return False
 
 
 def _by_age(file: FoundFile | FileSplit) -> tuple[int, str]:

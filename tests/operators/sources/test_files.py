@@ -263,12 +263,16 @@ def test_what_is_older_than_its_bound_is_neither_read_nor_remembered(tmp_path: P
         ("a.csv", "i,name\n1,a\nx,b\n", "conversion error"),
         ("a.csv", "i,other\n1,a\n", "no column 'name'"),
         ("a.csv", 'i,name\n1,a\n2,"b\n3,c\n', "no closing"),
+        ("a.csv", "i,name\r1,a\r2,b\r", "carriage return"),
         ("a.jsonl", '{"i": 1, "name": "a"}\n{"i": "x"}\n', "JSON"),
+        ("a.jsonl", 'null\n{"i": 1, "name": "a"}\n', "a record is null"),  # which ends the process in Arrow
+        ("a.jsonl", '{"i": 1, "name": "a"}\nnull \n', "a record is null"),
+        ("a.jsonl", '{"i": 1, "name": "\udcff"}\n', "utf-8"),
         ("a.parquet", "no such thing", "Parquet"),
     ],
 )
 def test_a_record_that_does_not_fit_names_file_and_place(tmp_path: Path, name: str, text: str, reason: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with hf.testing.Job() as job:
         output_of(job, hf.FileSource(tmp_path, pattern=f"*{Path(name).suffix}", schema=COLUMNS))
         with pytest.raises(hf.InvalidRecordError, match=reason) as found:
@@ -385,6 +389,35 @@ def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     for name in ("a.csv", "a.jsonl"):
         (tmp_path / name).touch()
         assert batches_of(tmp_path / name, "csv" if "csv" in name else "json", pa.schema([("i", pa.int64())])) == []
+
+
+@pytest.mark.parametrize("value", [" ", "\t", "\x0b"])
+def test_a_text_of_spaces_is_a_row(tmp_path: Path, value: str) -> None:
+    """Also where a block has nothing else."""
+    (tmp_path / "a.csv").write_text(f"name\n{value}\n{value}\n\n")
+    (batch,) = batches_of(tmp_path / "a.csv", "csv", pa.schema([("name", pa.string())]))
+    assert batch.columns.to_pylist() == [{"name": value}] * 2
+
+
+def test_links_that_lead_above_themselves_show_no_file_again(tmp_path: Path) -> None:
+    for name in ("root/one", "root/two", "linked"):
+        (tmp_path / name).mkdir(parents=True)
+    write(tmp_path / "root/a.csv", rows_of(0, 1))
+    write(tmp_path / "root/one/b.csv", rows_of(1, 1))
+    write(tmp_path / "linked/c.csv", rows_of(2, 1))
+    for link, target in {"self": ".", "up": "..", "linked": "../linked", "one/to": "../two", "two/to": "../one"}.items():
+        (tmp_path / "root" / link).symlink_to(target)
+    source = hf.FileSource(tmp_path / "root", format="csv", schema=COLUMNS)
+    listed = {Path(file.path).relative_to(tmp_path / "root").as_posix() for file in files.list_folder(source, "in").files}
+    assert listed == {"a.csv", "one/b.csv", "linked/c.csv", "two/to/b.csv"}
+
+
+def test_a_column_of_folders_may_begin_with_an_underscore(tmp_path: Path) -> None:
+    for name in ("_day=1/a.csv", "_day=1/_hidden.csv", "_other/a.csv", ".day=1/a.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, rows_of(0, 1))
+    source = hf.FileSource(tmp_path, format="csv", schema=COLUMNS)
+    assert [Path(file.path).relative_to(tmp_path).as_posix() for file in files.list_folder(source, "in").files] == ["_day=1/a.csv"]
 
 
 def test_a_barrier_and_a_listing_cost_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
