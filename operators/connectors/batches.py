@@ -1,8 +1,8 @@
-"""Batches on their way into a client: rows that it would refuse, and errors of its input, which it hides."""
+"""Batches on their way into a client: errors of its input, which it hides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -30,28 +30,3 @@ class CapturedBatches:
         """Raise the error with which the input ended, if it did."""
         if self._error is not None:
             raise self._error
-
-
-def first_refused(check: Callable[[pa.Array], str | None], values: pa.Array) -> tuple[int, str]:
-    """The first value that a check refuses, and why: found by halves, since a check takes each value by itself."""
-    begin, count = 0, len(values)
-    while count > 1:
-        half = count // 2
-        if check(values.slice(begin, half)) is None:
-            begin, count = begin + half, count - half
-        else:
-            count = half
-    return begin, check(values.slice(begin, 1)) or ""
-
-
-def shown_row(rows: pa.RecordBatch, row: int) -> str:
-    """A row for an error's text, cut to 500 characters; also one with times that Python has no object for."""
-    values = ", ".join(f"{name!r}: {_shown(column[row])}" for name, column in zip(rows.schema.names, rows.columns, strict=True))
-    return f"{{{values}"[:499] + "}"
-
-
-def _shown(value: pa.Scalar) -> str:
-    try:
-        return repr(value.as_py())
-    except (ValueError, OverflowError):
-        return repr(value.value) if hasattr(value, "value") else f"<{value.type}>"

@@ -25,9 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.connectors.batches import CapturedBatches, first_refused, shown_row
+from holdfast.barriers.messages import has_control_characters
+from holdfast.operators.connectors.batches import CapturedBatches
 from holdfast.operators.connectors.extras import import_extra
 from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.refused_rows import first_refused, shown_row, time_without_text
 from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget
@@ -133,15 +135,32 @@ class DeltaTarget(CommitTarget):
         missing = [column for column in self._partition_by if column not in schema.names]
         if missing:
             raise InvalidConfigError(f"{self.place}: partition_by names {missing[0]}, which is no column", column=missing[0])
+        for column in self._partition_by:
+            self._check_partition(column)
+            kind = schema.field(column).type
+            if pa.types.is_nested(kind):
+                raise InvalidConfigError(f"{self.place}: {column} is {kind}, which names no folder", column=column)
         self._schema, self._narrower = schema, narrower
+
+    def _check_partition(self, column: str) -> None:
+        """Behind a checkpoint each commit would fail."""
+        if has_control_characters(column):
+            raise InvalidConfigError(
+                f"{self.place}: the name {column!r} has a control character, which none of a folder may have: it can't be "
+                "partitioned by",
+                column=column,
+            )
 
     def stage(self, columns: pa.RecordBatch) -> pa.RecordBatch:
         """As they are, if the table takes them: behind the checkpoint a row that it refuses would block all that follow."""
         for name, kept in self._narrower.items():
             self._check(columns, name, partial(_misfit, kept))
         for name in self._partition_by:
-            if pa.types.is_string(columns.schema.field(name).type):
+            kind = columns.schema.field(name).type
+            if pa.types.is_string(kind):
                 self._check(columns, name, partial(_too_long, name))
+            elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # readers fail of a table that has one
+                self._check(columns, name, time_without_text)
         return columns
 
     def _check(self, rows: pa.RecordBatch, column: str, check: Callable[[pa.Array], str | None]) -> None:
@@ -218,6 +237,8 @@ class DeltaTarget(CommitTarget):
                 f"{self.place} is partitioned by {metadata.partition_columns}, not by {list(self._partition_by)}",
                 setting="partition_by",
             )
+        for column in metadata.partition_columns:
+            self._check_partition(column)
         assert self._schema is not None
         theirs = {field.name: field for field in self._table.schema().fields}
         ours = {field.name: field for field in delta.Schema.from_arrow(self._schema).fields}

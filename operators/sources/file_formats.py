@@ -335,8 +335,8 @@ def json_parsing(schema: pa.Schema) -> pajson.ParseOptions:
 
 
 def _check_json(block: bytes) -> None:
-    """Raises ValueError for what Arrow does not refuse: bytes that are no text, and a line that is `null`, which ends the process if
-    it is the first one, and else is a row of nulls."""
+    """Raises ValueError for what Arrow does not refuse: bytes that are no text, and a line that is `null`, which ends the process
+    if it is the first one, and else is a row of nulls."""
     block.decode()
     if block.removeprefix(_MARK).lstrip(_BLANK_JSON).startswith(b"null") or (
         b"\nnull" in block and any(line.strip(_BLANK_JSON) == b"null" for line in block.split(b"\n"))

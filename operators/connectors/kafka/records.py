@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.connectors.batches import shown_row
 from holdfast.operators.sinks.files.json_rows import check_json, is_bytes, is_text, json_objects
+from holdfast.operators.sinks.refused_rows import shown_row
 from holdfast.statebackends.errors import InvalidConfigError, InvalidRowError
 
 _TOPIC = r"^(?:[a-zA-Z0-9._-]{3,249}|[a-zA-Z0-9_-][a-zA-Z0-9._-]?|\.[a-zA-Z0-9_-])$"

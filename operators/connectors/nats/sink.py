@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.connectors.batches import shown_row
 from holdfast.operators.connectors.nats.batches import BATCH_MESSAGES, Message, publish_batch
 from holdfast.operators.connectors.nats.connection import (
     JETSTREAM_NOT_FOUND,
@@ -26,6 +25,7 @@ from holdfast.operators.connectors.nats.connection import (
 )
 from holdfast.operators.sinks.files.json_rows import check_json, is_bytes, is_text, json_objects
 from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
+from holdfast.operators.sinks.refused_rows import shown_row
 from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget

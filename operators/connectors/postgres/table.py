@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.operators.connectors.batches import first_refused, shown_row
+from holdfast.operators.sinks.refused_rows import first_refused, shown_row
 from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError, InvalidRowError
 
 _INT_BITS = {"int2": 15, "int4": 31, "int8": 63}

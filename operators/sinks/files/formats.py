@@ -48,14 +48,24 @@ def check_columns(format: FileFormat, schema: pa.Schema, sink: str) -> None:
     for field in schema:
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             raise GraphError(f"sink {sink}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
+        if pa.types.is_decimal(field.type) and field.type.scale < 0:
+            message = f"sink {sink}: column {field.name} is {field.type}: {format} files have no decimals of negative scale"
+            raise GraphError(message, column=field.name)
         if format == "parquet":
-            if pa.types.is_decimal(field.type) and field.type.scale < 0:
-                message = f"sink {sink}: column {field.name} is {field.type}: Parquet has no decimals of negative scale"
-                raise GraphError(message, column=field.name)
+            check_parquet(field, sink)
             continue
         if not (_is_text(field.type) or (format == "json" and _is_list_of_text(field.type))):
             message = f"sink {sink}: column {field.name} is {field.type}, which {format} files can't hold"
             raise GraphError(message, column=field.name)
+
+
+def check_parquet(field: pa.Field, sink: str) -> None:
+    """Raise GraphError for a column that Parquet can't hold: no checkpoint with rows of it would ever be complete."""
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+    except (pa.ArrowException, OSError) as error:
+        message = f"sink {sink}: column {field.name} is {field.type}, which Parquet files can't hold: {error}"
+        raise GraphError(message, column=field.name) from error
 
 
 def check_blank_lines(format: FileFormat, schema: pa.Schema, partition_by: Sequence[str], sink: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.operators.sinks.refused_rows import check_times
 from holdfast.statebackends.errors import InvalidConfigError
 
 _ESCAPED = r'["\\\x00-\x1f]'
@@ -48,7 +49,9 @@ def not_in_json(field: pa.Field) -> str | None:
 
 def json_objects(rows: pa.RecordBatch) -> pa.Array:
     """Each row as a JSON object, UTF-8: numbers as numbers (NaN and infinities as null), decimals as text with all their digits,
-    dates and timestamps as ISO 8601 text, with `Z` where the column has a zone."""
+    dates and timestamps as ISO 8601 text, with `Z` where the column has a zone. Raises InvalidRowError for one that has no such
+    text."""
+    check_times(rows)
     return _objects(rows, "}")
 
 

@@ -20,6 +20,8 @@ PARTITIONS_MAX = 10_000
 """Partitions that one writer has rows of at one time: each is a file."""
 VALUE_BYTES_MAX = 200
 """Of one folder's name, column included; file systems take 255."""
+_DAYS = (-719_162, 2_932_896)
+"""The first and the last date of Python's, since 1970."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^|]")
 """Hive's and Spark's characters, and `|`, which separates locations in a snapshot."""
 
@@ -49,9 +51,9 @@ def split_rows(table: pa.Table, columns: Sequence[str], sink: str) -> Iterator[t
     rest = table.drop_columns(list(columns))
     order = np.argsort(groups, kind="stable")
     rest, bounds = rest.take(pa.array(order)), [*np.searchsorted(groups[order], firsts).tolist(), len(order)]
-    keys = table.select(list(columns)).take(pa.array(starts)).to_pylist()
+    keys = {name: _values(table.column(name).take(pa.array(starts)), name, sink) for name in columns}
     for index in np.argsort(starts).tolist():
-        folder = "/".join(_segment(name, value, sink) for name, value in keys[index].items())
+        folder = "/".join(_segment(name, values[index], sink) for name, values in keys.items())
         yield folder, rest.slice(bounds[index], bounds[index + 1] - bounds[index])
 
 
@@ -69,11 +71,28 @@ def _numbered(table: pa.Table, columns: Sequence[str]) -> Any:
 
 def _segment(name: str, value: Any, sink: str) -> str:
     text = _text_of(value)
-    segment = f"{_escape(name)}={_escape(text) if text else NULL_VALUE}"
+    if text == NULL_VALUE:
+        raise _refused(sink, name, "a folder of that name stands for null", text)
+    # readers pass over folders that begin with a dot
+    segment = f"{'%2E' * name.startswith('.')}{_escape(name.removeprefix('.'))}={_escape(text) if text else NULL_VALUE}"
     if len(segment.encode()) > VALUE_BYTES_MAX:
-        reason = f"the name of its partition has more than {VALUE_BYTES_MAX} bytes"
-        raise InvalidRowError(f"sink {sink}: {name}: {reason}", operator=sink, column=name, reason=reason, record=repr(text)[:200])
+        raise _refused(sink, name, f"the name of its partition has more than {VALUE_BYTES_MAX} bytes", text)
     return segment
+
+
+def _values(column: pa.ChunkedArray, name: str, sink: str) -> list[Any]:
+    """Values of a column of the partition as Python's."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError) as error:  # a date: of the other types Python has all values
+        odd = next(day for day in column.cast(pa.int32()).to_pylist() if day is not None and not _DAYS[0] <= day <= _DAYS[1])
+        raise _refused(sink, name, f"{odd} days since 1970 are no date of the years 1 to 9999", str(odd)) from error
+    return found
+
+
+def _refused(sink: str, column: str, reason: str, value: str) -> InvalidRowError:
+    message = f"sink {sink}: {column}: {reason}"
+    return InvalidRowError(message, operator=sink, column=column, reason=reason, record=repr(value)[:200])
 
 
 def _text_of(value: Any) -> str:

@@ -21,6 +21,7 @@ from holdfast.operators.sinks.calls import CallPort, pause_flow
 from holdfast.operators.sinks.files.formats import SUFFIXES, FileFormat, encode
 from holdfast.operators.sinks.files.log import Committable, FileName, SinkSettings, job_tag, nonce_tag
 from holdfast.operators.sinks.files.partitions import split_rows
+from holdfast.operators.sinks.refused_rows import check_times
 from holdfast.statebackends.storage.port import Flow, Storage, WriteFile, copies_links
 
 COMMITTABLE_SCHEMA = pa.schema([pa.field("committable", pa.binary(), nullable=False)])
@@ -113,6 +114,8 @@ class ParquetSinkWriter(Operator):
         if batch.num_rows == 0:
             return
         columns = batch.columns()
+        if self._settings.format != "parquet":
+            check_times(columns, f"sink {self._settings.sink_id}: ")
         self._held.append(columns if columns.schema.equals(self._schema) else columns.cast(self._schema))
         self._held_size += columns.nbytes
         if self._held_size >= self._settings.file_size_max:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from holdfast.barriers.elements import Batch
 from holdfast.operators.base import Operator, OperatorContext
+from holdfast.operators.sinks.files.formats import check_parquet
 from holdfast.operators.sinks.files.log import SinkSettings
 from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
 from holdfast.operators.sinks.files.writer import ParquetSinkWriter, StagedFolder
@@ -120,6 +121,8 @@ class StagedSink:
                 raise GraphError(f"sink {self.name}: column {field.name} holds nanoseconds, use microseconds", column=field.name)
         columns = schema.remove_metadata()
         self._target.check(columns)
+        for field in self._target.staged_schema(columns):
+            check_parquet(field, self.name)
         return StagedWriter(self._settings, self._target, columns)
 
     def create_committer(self) -> Operator:

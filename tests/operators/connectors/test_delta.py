@@ -151,6 +151,10 @@ def test_what_can_not_be_kept_is_refused(tmp_path: Path) -> None:
         target(tmp_path / "a", schema=pa.schema([("at", pa.time64("us"))]))
     with pytest.raises(hf.InvalidConfigError, match="partition_by names day"):
         target(tmp_path / "a", partition_by=("day",))
+    with pytest.raises(hf.InvalidConfigError, match=r"the name 'a\\tb' has a control character"):
+        target(tmp_path / "a", partition_by=("a\tb",), schema=pa.schema([("a\tb", pa.string()), ("id", pa.int64())]))
+    with pytest.raises(hf.InvalidConfigError, match=r"tags is list<item: string>, which names no folder"):
+        target(tmp_path / "a", partition_by=("tags",), schema=pa.schema([("tags", pa.list_(pa.string())), ("id", pa.int64())]))
     with pytest.raises(hf.InvalidConfigError, match="partition_by is a sequence"):
         hf.DeltaSink(str(tmp_path / "a"), partition_by="day")
     DeltaTable.create(str(tmp_path / "b"), SCHEMA, configuration={RETENTION: "interval 1 days"})
@@ -191,6 +195,15 @@ def test_a_value_that_names_no_folder_is_refused_in_front_of_the_checkpoint(tmp_
     for text in ("x" * 200, "é" * 40):
         with pytest.raises(hf.InvalidRowError, match=r"column text of row \{'id': 2, .*: the name of its partition has more th"):
             made.stage(pa.record_batch({"id": [1, 2], "text": ["a", text]}, schema=SCHEMA))
+
+
+def test_a_time_that_no_reader_takes_for_a_partition_is_refused_in_front_of_the_checkpoint(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32())])
+    made = target(tmp_path / "t", partition_by=("day",), schema=schema)
+    good = pa.record_batch({"id": [1, 2], "day": pa.array([1, None], pa.date32())}, schema=schema)
+    assert made.stage(good) is good
+    with pytest.raises(hf.InvalidRowError, match=r"column day of row \{'id': 2, .*: 2932897 is a date32"):
+        made.stage(pa.record_batch({"id": [1, 2], "day": pa.array([1, 2_932_897], pa.date32())}, schema=schema))
 
 
 def test_what_the_client_fails_of_is_told_though_rows_are_left(tmp_path: Path) -> None:

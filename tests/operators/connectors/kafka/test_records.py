@@ -159,3 +159,14 @@ def test_a_floating_point_number_is_told_from_an_integer() -> None:
     column = pa.array([1.0, -2.0, 0.5, 1e300, None])
     assert json_objects(pa.record_batch([column], ["x"])).to_pylist()[:3] == [b'{"x":1.0}', b'{"x":-2.0}', b'{"x":0.5}']
     assert [json.loads(text)["x"] for text in json_objects(pa.record_batch([column], ["x"])).to_pylist()] == column.to_pylist()
+
+
+@pytest.mark.parametrize("slot", [lambda time: time, lambda time: [time], lambda time: {"at": time}], ids=["one", "list", "struct"])
+def test_a_time_that_no_text_stands_for_is_refused(slot: Any) -> None:
+    """Arrow writes `<value out of range>` for it."""
+    kind = pa.timestamp("us", "UTC")
+    given = {int: kind, list: pa.list_(kind), dict: pa.struct([("at", kind)])}[type(slot(1))]
+    rows = pa.record_batch({"i": pa.array([1, 2, 3]), "t": pa.array([slot(1), None, slot(2**62)], given)})
+    with pytest.raises(hf.InvalidRowError, match=rf"column t of row \{{'i': 3, .*: {2**62} is a timestamp"):
+        json_objects(rows)
+    assert len(json_objects(rows.slice(0, 2))) == 2

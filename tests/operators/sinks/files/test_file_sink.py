@@ -104,11 +104,49 @@ def test_names_of_partitions_are_those_of_hive() -> None:
     assert [values_of(f"{folder}/x")["k"] for folder in folders] == texts
 
 
+def test_a_folder_is_not_hidden_from_readers() -> None:
+    ((folder, _),) = split_rows(pa.table({".k": ["a"], "i": [1]}), [".k"], "out")
+    assert folder == "%2Ek=a"
+    assert values_of(f"{folder}/x") == {".k": "a"}
+
+
+TIMES = [
+    (pa.array([0, None, 2**62], pa.timestamp("us")), str(2**62)),
+    (pa.array([0, None, -(2**62)], pa.timestamp("us", "UTC")), str(-(2**62))),
+    (pa.array([0, None, 253_402_300_800], pa.timestamp("s")), "253402300800"),
+    (pa.array([0, None, 2_932_897], pa.date32()), "2932897"),
+    (pa.array([0, None, 253_402_300_800_000], pa.date64()), "253402300800000"),
+]
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+@pytest.mark.parametrize(("times", "told"), TIMES, ids=[str(times.type) for times, _ in TIMES])
+def test_a_time_that_no_text_stands_for_is_refused_in_front_of_the_checkpoint(
+    tmp_path: Path, format: Any, times: pa.Array, told: str
+) -> None:
+    """Arrow writes years of five digits, which nobody reads, and `<value out of range>`."""
+    rows = pa.record_batch({"i": pa.array([1, 2, 3]), "t": times})
+    sink = hf.FileSink(tmp_path, format, sink_id="out")
+    with hf.testing.Job() as job:
+        given = job.environment.from_collection([{"n": 1}])
+        given.map_batches(lambda batch: rows, returns=rows.schema).sink_to(sink)
+        with pytest.raises(hf.InvalidRowError, match=rf"column t of row \{{'i': 3, .*: {told} is a ") as found:
+            job.start()
+    assert found.value.column == "t"
+    least = decode(format, b"".join(encode(format, [rows.slice(0, 2)], rows.schema)), rows.schema)
+    assert least.to_pylist() == rows.slice(0, 2).to_pylist()
+
+
 def test_what_a_partition_can_not_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"k": ["x" * 300], "i": [1]})
     with pytest.raises(hf.InvalidRowError, match="200 bytes") as found:
         list(split_rows(table, ["k"], "out"))
     assert found.value.column == "k"
+    with pytest.raises(hf.InvalidRowError, match="k: a folder of that name stands for null"):
+        list(split_rows(pa.table({"k": ["a", "__HIVE_DEFAULT_PARTITION__"], "i": [1, 2]}), ["k"], "out"))
+    for days in (2_932_897, -719_163, 2**31 - 1):
+        with pytest.raises(hf.InvalidRowError, match=f"k: {days} days since 1970 are no date"):
+            list(split_rows(pa.table({"k": pa.array([None, 1, days], pa.date32()), "i": [1, 2, 3]}), ["k"], "out"))
     monkeypatch.setattr(partitions, "PARTITIONS_MAX", 2)
     with pytest.raises(hf.InvalidConfigError, match="3 partitions"):
         list(split_rows(pa.table({"k": [1, 2, 3], "i": [1, 2, 3]}), ["k"], "out"))
@@ -124,6 +162,10 @@ def test_what_a_partition_can_not_be_is_refused_by_name(monkeypatch: pytest.Monk
         ({"format": "json"}, {"b": pa.list_(pa.float16())}, "column b is list.*halffloat"),
         ({"format": "csv"}, {"b": pa.decimal256(40, 2)}, "column b is decimal256"),
         ({"format": "parquet"}, {"b": pa.decimal128(5, -2)}, "negative scale"),
+        ({"format": "json"}, {"b": pa.decimal128(5, -2)}, "negative scale"),
+        ({"format": "parquet"}, {"b": pa.list_(pa.decimal128(5, -2))}, "column b is list.*Parquet files can't hold"),
+        ({"format": "parquet"}, {"b": pa.struct([])}, "column b is struct.*Parquet files can't hold"),
+        ({"format": "parquet"}, {"b": pa.month_day_nano_interval()}, "column b is month_day.*Parquet files can't hold"),
         ({"partition_by": ["c"]}, {"b": pa.int64()}, "c"),
         ({"partition_by": "b"}, {"b": pa.float64()}, "b"),
         ({"partition_by": ("a", "b")}, {"b": pa.int64()}, "every column"),
