@@ -176,6 +176,8 @@ def _arrays(rows: Sequence[Any], schema: pa.Schema) -> list[pa.Array]:
         values = list(map(getter(field.name), rows))
         _refuse_lossy(values, field.type)
         array = _array(values, field.type)
+        if _has_narrow_floats(field.type):
+            _refuse_overflow(array, values)
         if array.null_count and not field.nullable:
             raise ValueError(f"null in a column that was declared without nulls; {nulls_hint(field.type)}")
         arrays.append(array)
@@ -239,6 +241,59 @@ def _are_dicts(values: Sequence[Any], kind: pa.DataType) -> bool:
     return is_list and not dicts and _are_dicts(list(chain.from_iterable(filter(None, values))), kind.value_type)
 
 
+@functools.lru_cache(maxsize=256)
+def _has_narrow_floats(kind: pa.DataType) -> bool:
+    return kind in (pa.float32(), pa.float16()) or any(_has_narrow_floats(each) for each in _part_types(kind))
+
+
+def _part_types(kind: pa.DataType) -> list[pa.DataType]:
+    if pa.types.is_map(kind):
+        return [kind.key_type, kind.item_type]
+    return [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+
+
+def _refuse_overflow(array: pa.Array, values: list[Any]) -> None:
+    """Refuse a number that pyarrow made an infinity, since it is too large for its column."""
+    infinite = _count_infinite(array)
+    if not infinite:
+        return
+    try:
+        given = _count_infinite(_array(values, _widened(array.type)))
+    except _MISFIT:  # of a form that the wide type does not take, such as an array of narrow floats, which fit
+        return
+    if given < infinite:
+        raise ValueError(f"a number is too large for {array.type}, which would have it as infinity")
+
+
+def _count_infinite(array: pa.Array) -> int:
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return int(np.isinf(array.drop_null().to_numpy(zero_copy_only=False)).sum())
+    if not pa.types.is_nested(kind):
+        return 0
+    if pa.types.is_map(kind):
+        parts = [array.keys, array.items]
+    else:
+        parts = array.flatten() if pa.types.is_struct(kind) else [array.flatten()]
+    return sum(map(_count_infinite, parts))
+
+
+@functools.lru_cache(maxsize=256)
+def _widened(kind: pa.DataType) -> pa.DataType:
+    """The type with float64 in place of narrower floats."""
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_widened(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_widened(kind.key_type), _widened(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_widened(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_widened(kind.value_type))
+    return kind
+
+
 def nulls_hint(declared: pa.DataType) -> str:
     """How a column of this type is declared so that it takes nulls."""
     python = PYTHON_TYPES.get(declared)
@@ -266,12 +321,8 @@ def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
 @functools.lru_cache(maxsize=256)
 def _is_looked_into(kind: pa.DataType) -> bool:
     """Whether values of the type have parts that could be converted in silence. Floats are left out: they lose nothing but that a
-    bool was one, and long lists of them are frequent."""
-    if pa.types.is_map(kind):
-        parts = [kind.key_type, kind.item_type]
-    else:
-        parts = [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
-    return any(map(_is_part_looked_at, parts))
+    bool was one, and long lists of them are frequent. A struct's names are looked at, whatever its fields are."""
+    return bool(pa.types.is_struct(kind)) or any(map(_is_part_looked_at, _part_types(kind)))
 
 
 def _is_part_looked_at(kind: pa.DataType) -> bool:
@@ -282,6 +333,7 @@ def _refuse_lossy_parts(values: list[Any], declared: pa.DataType) -> None:
     """Of values that are not None. What is no list, no dict and no pairs is left to pyarrow, which refuses it or takes it apart."""
     if pa.types.is_struct(declared):
         dicts = [value for value in values if isinstance(value, dict)]
+        _refuse_undeclared(dicts, declared)
         for field in filter(lambda field: _is_part_looked_at(field.type), declared):
             _refuse_lossy([value.get(field.name) for value in dicts], field.type)
     elif pa.types.is_map(declared):
@@ -294,6 +346,14 @@ def _refuse_lossy_parts(values: list[Any], declared: pa.DataType) -> None:
         if str in set(map(type, values)):
             raise ValueError(f"str is not {declared}")
         _refuse_lossy(list(chain.from_iterable(map(_items_of, values))), declared.value_type)
+
+
+def _refuse_undeclared(dicts: list[dict[Any, Any]], declared: pa.DataType) -> None:
+    """Refuse what pyarrow drops in silence, as a row's own columns are refused."""
+    names = {field.name for field in declared}
+    if not all(map(names.issuperset, dicts)):
+        extra = next(name for value in dicts for name in value if name not in names)
+        raise ValueError(f"it has {extra!r}, which is no field of {declared}")
 
 
 def _items_of(value: Any) -> Any:

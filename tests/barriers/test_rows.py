@@ -65,6 +65,16 @@ LOSSY: list[tuple[Any, pa.DataType, str]] = [
     ({"k": 1.5}, pa.map_(pa.string(), pa.int64()), "float is not int64"),
     ([("k", b"x")], pa.map_(pa.string(), pa.string()), "bytes is not string"),
     ({b"k": 1}, pa.map_(pa.string(), pa.int64()), "bytes is not string"),
+    ({"x": 1.5, "y": 2}, pa.struct([("x", pa.float64())]), "it has 'y', which is no field of struct"),
+    ({"y": 2}, pa.struct([("x", pa.float64())]), "it has 'y', which is no field of struct"),
+    ([{"k": {"x": 1}}, {"k": {"y": 1}}], pa.list_(pa.map_(pa.string(), pa.struct([("x", pa.int8())]))), "it has 'y'"),
+    (1e39, pa.float32(), "too large for float"),
+    (np.float64(-1e39), pa.float32(), "too large for float"),
+    (65_520.0, pa.float16(), "too large for halffloat"),
+    ([float("inf"), 1e39], pa.list_(pa.float32()), "too large for list"),
+    (np.array([1e39]), pa.list_(pa.float32()), "too large for list"),
+    ({"x": [{"y": -1e39}]}, pa.struct([("x", pa.list_(pa.struct([("y", pa.float32())])))]), "too large for struct"),
+    ({"k": 1e39}, pa.map_(pa.string(), pa.float32()), "too large for map"),
 ]
 
 
@@ -88,6 +98,12 @@ def test_what_would_be_lost_within_lists_maps_and_structs_is_refused(value: Any,
         ([1, 2.5], pa.list_(pa.float64())),
         ({"x": None, "y": [1]}, pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int32()))])),
         ({"k": None}, pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
+        ({}, pa.struct([("x", pa.int64())])),
+        (float("inf"), pa.float32()),
+        (3.4028235e38, pa.float32()),
+        (np.array([np.inf, 1], np.float32), pa.list_(pa.float32())),
+        ([float("-inf"), None, 1e38], pa.list_(pa.float32(), 3)),
+        ([{"y": float("inf")}], pa.list_(pa.struct([("y", pa.float16())]))),
     ],
 )
 def test_what_fits_within_lists_maps_and_structs_is_taken(value: Any, kind: pa.DataType) -> None:

@@ -6,6 +6,7 @@ so that the job fails in front of the checkpoint that has the row."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,13 @@ _ARRAY_ITEMS = ("int2", "int4", "int8", "float4", "float8", "text")
 _DATE_MIN_DAYS, _DATE_STOP_DAYS = -2_440_588, 2_145_042_906
 _TIMESTAMP_MIN_US = -210_866_803_200_000_000
 """PostgreSQL's dates and times begin 4713 BC."""
-_DIGITS_MAX = 16_383
-"""Behind the point of a numeric."""
-_FINE = r"[eE]-[0-9]{4}|\.[0-9]{1000}"
+_DIGITS_MAX, _WHOLE_DIGITS_MAX = 16_383, 131_072
+"""Behind the point of a numeric, and before it."""
+_FINE = r"[eE]-[0-9]{4}|[eE]\+?[0-9]{5}|[0-9]{1000}"
 """What a text with a number of so many digits has in it; it may be within a text, too."""
+_TEXT_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*+"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?')
+"""The tokens of JSON that numbers are, or may be in."""
+_ZERO = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _DAY_US = 86_400_000_000
 _UUID = r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}$"
 
@@ -188,7 +192,8 @@ class SentColumn:
                 yield self._check_length
         elif kind in ("json", "jsonb"):
             yield _check_json
-            if kind == "jsonb":
+            if kind == "jsonb":  # `json` keeps the text as it is
+                yield _check_zero_escapes
                 yield _check_numbers
         elif kind == "uuid" and _is_text(self.field.type):
             yield _check_uuids
@@ -251,13 +256,26 @@ def _check_zeros(values: pa.Array) -> str | None:
 def _check_json(values: pa.Array) -> str | None:
     for value in _plain(values).to_pylist():
         try:
-            if value is not None and "\\u0000" in value:
-                return f"{value!r:.100} has a character of code 0, which no text of PostgreSQL has"
             if value is not None:
-                msgspec.json.decode(value)
+                _check_syntax(value)
         except (msgspec.DecodeError, RecursionError) as error:
             return f"{value!r:.100} is no JSON: {error}"
     return None
+
+
+def _check_zero_escapes(values: pa.Array) -> str | None:
+    for value in _plain(values).to_pylist():
+        if value is not None and _ZERO.search(value):
+            return f"{value!r:.100} has a character of code 0, which no text of PostgreSQL has"
+    return None
+
+
+def _check_syntax(value: str) -> None:
+    """Raises msgspec.DecodeError, RecursionError. A number of any size is JSON, also one that no float is."""
+    try:
+        msgspec.json.decode(value)
+    except msgspec.ValidationError:
+        msgspec.json.decode(_TEXT_OR_NUMBER.sub(lambda found: found[0] if found[0][0] == '"' else "0", value))
 
 
 def _check_numbers(values: pa.Array) -> str | None:
@@ -265,17 +283,20 @@ def _check_numbers(values: pa.Array) -> str | None:
     suspects = _plain(values)
     for value in suspects.filter(pc.fill_null(pc.match_substring_regex(suspects, _FINE), False)).to_pylist():
         try:
-            json.loads(value, parse_float=_checked_number, parse_int=str)
-        except ValueError as error:
+            json.loads(value, parse_float=_checked_number, parse_int=_checked_number)
+        except (ValueError, RecursionError) as error:
             return f"{value!r:.100} {error}"
     return None
 
 
 def _checked_number(text: str) -> float:
-    """Raises ValueError for more digits behind the point than a numeric has."""
+    """Raises ValueError for more digits than a numeric has."""
     mantissa, _, exponent = text.lower().partition("e")
-    if len(mantissa.partition(".")[2]) - int(exponent or 0) > _DIGITS_MAX:
+    before, _, behind = mantissa.removeprefix("-").partition(".")
+    if len(behind) - int(exponent or 0) > _DIGITS_MAX:
         raise ValueError(f"has a number with more than {_DIGITS_MAX:,} digits behind the point, which PostgreSQL has not")
+    if len(before) + int(exponent or 0) > _WHOLE_DIGITS_MAX:
+        raise ValueError(f"has a number with more than {_WHOLE_DIGITS_MAX:,} digits before the point, which PostgreSQL has not")
     return 0.0
 
 

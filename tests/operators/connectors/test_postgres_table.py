@@ -83,7 +83,10 @@ REFUSED = [
     ("more than 3 characters", pa.array(["ähm", None, "größe"]), column("varchar", modifier=7)),
     ("16,383 digits behind the point", pa.array(['{"a": "e-99999"}', '[1e-16384]']), column("jsonb")),
     ("16,383 digits behind the point", pa.array(["1e-9", f"-0.{'0' * 16_384}1"]), column("jsonb")),
+    ("131,072 digits before the point", pa.array(["1e131071", '{"a": [1e131072]}']), column("jsonb")),
+    ("131,072 digits before the point", pa.array([f"-{'9' * 131_073}"]), column("jsonb")),
     ("is no JSON", pa.array(['{"a":']), column("json")),
+    *(("is no JSON", pa.array([text]), column("json")) for text in ("[1e400", "[1e400, 01]", "[1e400, 1.]", '[1e400, "\\q"]')),
     ("is no UUID", pa.array(["0123"]), column("uuid")),
     ("is none of sad, happy", pa.array(["sad", "glad"]), column("mood", labels=("sad", "happy"))),
     ("before 4713 BC", pa.array([-(2**62)], UTC), column("timestamptz")),
@@ -171,4 +174,5 @@ def test_numbers_that_the_table_takes_are_not_refused() -> None:
     found = fit("here", "public", "t", taken.schema, [column("jsonb")], key=(), unwritten=None)
     found.check_rows(taken)
     json_column = fit("here", "public", "t", taken.schema, [column("json")], key=(), unwritten=None)
-    json_column.check_rows(pa.record_batch({"c": ["1e-99999"]}))
+    json_column.check_rows(pa.record_batch({"c": ["1e-99999", "-1e400", '["1e", 1E+999999999, "\\u0000"]', "9" * 200_000]}))
+    found.check_rows(pa.record_batch({"c": ["1e400", "9" * 131_072, '"\\\\u0000"', '{"a\\"1e9": [1e131071]}']}))
