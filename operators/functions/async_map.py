@@ -11,6 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -20,14 +21,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.barriers.elements import MAX_WATERMARK, Batch
+from holdfast.barriers.rows import columns_to_rows
 from holdfast.operators.base import OVERDUE_MS, OperatorContext, Output, UserCall
-from holdfast.operators.functions.rows import RowFunctionOperator
+from holdfast.operators.functions.rows import MISSING, RowFunctionOperator
 from holdfast.operators.functions.schema import RowType
 from holdfast.operators.task.user_failures import shown
 from holdfast.statebackends.errors import (
     AsyncTimeoutError,
     CorruptStateError,
     GraphError,
+    HoldfastError,
     IncompatibleStateError,
     InvalidConfigError,
 )
@@ -277,8 +280,12 @@ class AsyncMapOperator(RowFunctionOperator):
         self.context.submit_call(request.call, lambda result, error: self._answered(request, attempt, result, error))
 
     def _argument(self, request: Request) -> Any:
-        """What the function is called with."""
+        """What the function is called with. A further attempt has rows of its own: what the one before has changed in its rows, or
+        still changes behind its timeout, is none of theirs."""
         rows = self._rows_of(request)
+        if request.attempt > 1:
+            columns = request.batch.columns().slice(request.start, request.count)
+            rows = columns_to_rows(columns, self.input_type.record)
         return rows[0] if self.batch_rows is None else rows
 
     def _rows_of(self, request: Request) -> list[Any]:
@@ -377,20 +384,26 @@ class AsyncMapOperator(RowFunctionOperator):
             self._emit(rows, np.concatenate(stamps) if stamps else None)
 
     def _results_of(self, request: Request) -> list[Any]:
-        """A result for each row; none at all if they are left out. Raises what the call raised, naming operator and row."""
+        """A result for each row, MISSING for one that is left out; none at all if all are. Raises what the call raised, naming
+        operator and row."""
         results = request.results
         if request.error is not None:
             self._failed_call(request.error, request)
             return []
         if not isinstance(results, list | tuple) or len(results) != request.count:
-            found = f"{len(results)} results" if isinstance(results, list | tuple) else shown(results)
-            reason = f"returned {found} for {request.count} rows; it must return a list, one for each"
+            what = f"{len(results)} results" if isinstance(results, list | tuple) else shown(results)
+            reason = f"returned {what} for {request.count} rows; it must return a list, one for each"
             self._failed_call(ValueError(reason), request)
             return []
-        if self.output_type.schema is not None and any(row is None for row in results):
-            self._refuse(lambda: self._returned_none(self._rows_of(request)[0], "a row"))
-            return []
-        return list(results)
+        found = list(results)
+        for position, row in enumerate(found if self.output_type.schema is not None else ()):
+            if row is None:
+                self._refuse(partial(self._none_of, request, position))
+                found[position] = MISSING
+        return found
+
+    def _none_of(self, request: Request, position: int) -> HoldfastError:
+        return self._returned_none(self._rows_of(request)[position], "a row")
 
     def _failed_call(self, error: BaseException, request: Request) -> None:
         if isinstance(error, AsyncTimeoutError):

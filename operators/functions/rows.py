@@ -26,7 +26,7 @@ from holdfast.operators.task.user_failures import STOPPED, Described, function_n
 from holdfast.statebackends.errors import HoldfastError, SchemaMismatchError
 
 _NONE = type(None)
-_MISSING: Any = object()
+MISSING: Any = object()
 """Marks a row that is left out."""
 
 
@@ -42,7 +42,7 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         self.skips = skips
 
     def _apply(self, rows: LoopRows) -> list[Any]:
-        """function(row) of each row, _MISSING for a row that is left out. Raises UserFunctionError naming the row."""
+        """function(row) of each row, MISSING for a row that is left out. Raises UserFunctionError naming the row."""
         results: list[Any] = []
         records, left = rows.at_hand, rows.left()
         while len(results) < rows.count:
@@ -56,7 +56,7 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
                     raise RuntimeError(STOPPED)
             except Exception as error:
                 self._failed(error, self.function, records[len(results)])
-                results.append(_MISSING)
+                results.append(MISSING)
         return results
 
     def _apply_made(self, rows: LoopRows, left: Iterator[Any], results: list[Any]) -> None:
@@ -65,7 +65,7 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
         def failed(error: Exception, row: Any) -> None:
             raised = RuntimeError(STOPPED) if isinstance(error, StopIteration) else error
             self._failed_on(raised, self.function, partial(rows.whole, row))
-            results.append(_MISSING)
+            results.append(MISSING)
 
         call_loop(rows.names, counts=False)(self.function, results.append, results, None, failed, left)
 
@@ -87,17 +87,17 @@ class RowFunctionOperator(SkippingOperator, UserFunctionOperator):
             found = list(batch.rows())
             for position in misfits(batch.rows(), batch.schema):
                 self._refuse(partial(misfit_error, found[position], position, batch.schema, self.context.uid))
-                found[position] = _MISSING
+                found[position] = MISSING
             batch = self._present(found, batch.timestamps)
         if batch is not None:
             self.output.collect(batch)
 
     def _present(self, rows: list[Any], timestamps: npt.NDArray[np.int64] | None) -> Batch | None:
-        kept = np.fromiter((row is not _MISSING for row in rows), np.bool_, len(rows))
+        kept = np.fromiter((row is not MISSING for row in rows), np.bool_, len(rows))
         if not kept.any():
             return None
         if not kept.all():
-            rows = [row for row in rows if row is not _MISSING]
+            rows = [row for row in rows if row is not MISSING]
             timestamps = None if timestamps is None else timestamps[kept]
         return self._batch(rows, timestamps)
 
@@ -127,7 +127,7 @@ class MapOperator(RowFunctionOperator):
         for position, row in enumerate(rows):
             if row is None:
                 self._refuse(partial(self._none_at, records, position))
-                rows[position] = _MISSING
+                rows[position] = MISSING
 
     def _none_at(self, records: LoopRows, position: int) -> HoldfastError:
         return self._returned_none(records.record(position), "a row")
@@ -164,7 +164,7 @@ class FilterOperator(RowFunctionOperator):
         for position, verdict in enumerate(verdicts):
             if verdict is True:
                 mask[position] = True
-            elif verdict is not False and verdict is not _MISSING:
+            elif verdict is not False and verdict is not MISSING:
                 try:
                     mask[position] = bool(verdict)
                 except Exception as error:

@@ -257,6 +257,19 @@ def test_attempts_follow_each_other_and_an_older_answer_is_dropped() -> None:
         assert calls.out() == [2]
 
 
+def test_an_attempt_has_nothing_of_what_the_one_before_changed_in_its_row() -> None:
+    with Calls(operator(retry=RetryStrategy(attempts_max=3, delay_ms=0))) as calls:
+        calls.put(1, 5)
+        first, ended = calls.pool.calls.pop(0)
+        first.argument["n"] += 10
+        ended(None, OSError("down"))
+        calls.turn()
+        assert calls.asked == [5, 1]
+        first.argument["n"] += 10  # behind its timeout, say
+        calls.answer(1, 5)
+        assert calls.out() == [2, 10]
+
+
 def test_the_last_attempt_fails_for_good() -> None:
     with Calls(operator(retry=RetryStrategy(attempts_max=2, delay_ms=0, on=(OSError,)))) as calls:
         calls.put(1)
@@ -314,6 +327,29 @@ def test_a_batch_gives_a_result_for_each_row() -> None:
         calls.put(1, 2)
         calls.pool.calls[0][1](rows(1), None)
         with pytest.raises(UserFunctionError, match="returned 1 results for 2 rows"):
+            calls.turn()
+
+
+def test_of_a_batch_the_rows_without_a_result_are_left_out_and_no_others() -> None:
+    def some(found: list[dict[str, int]]) -> list[Any]:
+        return [twice(row) if row["n"] % 2 else None for row in found]
+
+    with Calls(operator(some, batch_rows=4, skips=True)) as calls:
+        calls.context.skipped_rows_max = 3
+        calls.put(1, 2, 3, 4, at=7)
+        calls.put(6, 8, at=8)
+        call, ended = calls.pool.calls[0]
+        ended(call.function(call.argument), None)
+        calls.turn()
+        (batch,) = calls.output.elements
+        assert isinstance(batch, Batch)
+        assert batch.timestamps is not None
+        assert batch.timestamps.tolist() == [7, 7]
+        assert calls.out() == [2, 6]
+        assert calls.context.counters.rows_skipped == 2
+        call, ended = calls.pool.calls[1]
+        ended(call.function(call.argument), None)
+        with pytest.raises(TooManyRowsSkippedError, match=r"returned None.*record \{'n': 8\}"):
             calls.turn()
 
 
