@@ -43,6 +43,9 @@ _MARK = b"\xef\xbb\xbf"
 """A byte order mark of UTF-8."""
 _BLANK_CSV, _BLANK_JSON = b"\r\n", b" \t\r\n"
 """What a block without a record consists of: a space is a text in CSV."""
+_NONE_WANTED = pa.schema([("\0", pa.null())])
+"""In place of no column of a file of JSON: its rows are counted, whatever their fields are. Without any, Arrow would take them all,
+and refuse one that has a number here and a text there."""
 _ARROW_BLOCK_BYTES = LINE_BYTES_MAX + BLOCK_BYTES
 _BUFFER_BYTES = 256 * 1024
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError)
@@ -205,7 +208,7 @@ class FileSplitReader(SplitReader[FileSplit]):
 
     def _read_json(self, file: _Watched, path: str, position: Position) -> Iterator[SplitRecords]:
         read = pajson.ReadOptions(use_threads=False, block_size=_ARROW_BLOCK_BYTES)
-        parse = json_parsing(self._held) if self._held.names else pajson.ParseOptions()
+        parse = json_parsing(self._held if self._held.names else _NONE_WANTED)
 
         def table(block: bytes) -> pa.Table:
             _check_json(block)

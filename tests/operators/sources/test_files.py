@@ -399,6 +399,15 @@ def test_a_text_of_spaces_is_a_row(tmp_path: Path, value: str) -> None:
     assert batch.columns.to_pylist() == [{"name": value}] * 2
 
 
+def test_of_what_is_not_read_the_types_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "i=3").mkdir()
+    (tmp_path / "i=3" / "a.jsonl").write_text('{"x": 1}\n{"x": "one"}\n{}\n')
+    with hf.testing.Job() as job:
+        out = output_of(job, hf.FileSource(tmp_path, format="json", schema={"i": int}))
+        job.start()
+        assert committed(out) == [3, 3, 3]
+
+
 def test_links_that_lead_above_themselves_show_no_file_again(tmp_path: Path) -> None:
     for name in ("root/one", "root/two", "linked"):
         (tmp_path / name).mkdir(parents=True)
