@@ -111,10 +111,17 @@ def encode(
             settings = {"compression": compression, "use_dictionary": is_output, "row_group_size": rows}
             pq.write_table(table, target, write_page_checksum=True, **settings)
         case "csv":
-            pacsv.write_csv(table, target)
+            pacsv.write_csv(table.cast(_in_utc(table.schema)), target)
         case "json":
             return [json_lines(some) for some in table.to_batches(_ROWS_AT_ONCE)]
     return [memoryview(target.getvalue())]
+
+
+def _in_utc(schema: pa.Schema) -> pa.Schema:
+    """With times in UTC: Arrow writes those of a zone without the seconds of its offset, which many had before 1940."""
+    zoned = [field for field in schema if pa.types.is_timestamp(field.type) and field.type.tz is not None]
+    types = {field.name: pa.timestamp(field.type.unit, "UTC") for field in zoned}
+    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
 
 
 def _group_rows(table: pa.Table) -> int:

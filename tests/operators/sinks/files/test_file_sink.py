@@ -73,6 +73,16 @@ def test_a_format_gives_back_what_it_was_given(format: Any) -> None:
         assert decode(format, b"".join(written), more).column("later").null_count == 40
 
 
+@pytest.mark.parametrize("format", ["parquet", "json", "csv"])
+def test_a_moment_is_the_same_whatever_its_zone(format: Any) -> None:
+    """Amsterdam was 19 minutes and 32 seconds ahead of Greenwich until 1937."""
+    moments = pa.table({"at": pa.array([-1_577_923_200_000_000, None, 0], pa.timestamp("us", "Europe/Amsterdam")), "i": [1, 2, 3]})
+    written = b"".join(encode(format, moments.to_batches(), moments.schema))
+    assert decode(format, written, moments.schema).equals(moments)
+    if format != "parquet":
+        assert b"1920-01-01 00:00:00.000000Z" in written.replace(b"T", b" ")
+
+
 def test_numbers_that_json_lacks_are_null() -> None:
     numbers = pa.table({"f": [float("nan"), float("inf"), 1.5]})
     kind: Any
