@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 from holdfast.statebackends.errors import CorruptStateError, StateValueError, StorageUnavailableError
 from holdfast.statebackends.handles import (
@@ -21,7 +22,7 @@ from holdfast.statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.layout import shared_name
+from holdfast.statebackends.layout import TABLE_SUFFIX, shared_name
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
 from holdfast.statebackends.serialization.state_serializer import StateSerializer, migrate_rows, not_widened
@@ -29,6 +30,8 @@ from holdfast.statebackends.snapshot.parts import download_part
 from holdfast.statebackends.snapshot.rows import KeyedRows
 from holdfast.statebackends.storage.failures import unavailable
 from holdfast.statebackends.storage.port import Flow, InParallel, Storage, perform
+
+_MANIFESTS = "MANIFEST-*"
 
 
 class NativeRestore:
@@ -88,7 +91,7 @@ class NativeRestore:
         try:
             return self._open_store(folder, read_only=read_only)
         except (StorageUnavailableError, CorruptStateError) as error:
-            gone = [name for name in handle.names if not os.path.exists(os.path.join(folder, name))]
+            gone = _gone(handle.names, folder)
             if gone:
                 message = f"{folder}: {gone[0]} was there, and is gone: {error}"
                 raise StorageUnavailableError(message, path=folder) from error
@@ -175,6 +178,14 @@ class NativeRestore:
         return CorruptStateError(
             f"operator {self._operator!r}: {path}: {reason}", path=path, operator=self._operator, reason=reason
         )
+
+
+def _gone(names: Sequence[str], folder: str) -> list[str]:
+    """Files that somebody else deleted. RocksDB itself deletes those that it has replaced, never a table, as soon as it has
+    recovered the database, for which it writes a manifest of its own: a table may turn out damaged only then."""
+    gone = [name for name in names if not os.path.exists(os.path.join(folder, name))]
+    has_recovered = any(found.name not in names for found in Path(folder).glob(_MANIFESTS))
+    return [name for name in gone if name.endswith(TABLE_SUFFIX)] if has_recovered else gone
 
 
 def _row_key(row: RowKey, state_id: int) -> bytes:

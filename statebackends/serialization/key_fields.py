@@ -11,7 +11,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from decimal import Context, Decimal, Overflow
+from decimal import Context, Decimal, Inexact, Overflow
 from typing import Any, ClassVar
 
 import numpy as np
@@ -392,7 +392,7 @@ def kind_of(value: Any) -> str:
 
 
 DECIMAL_DIGITS_MAX = 38
-_DECIMALS = Context(prec=80, traps=[Overflow])
+_DECIMALS = Context(prec=80, traps=[Overflow, Inexact])
 
 
 class DecimalField(FixedField):
@@ -420,7 +420,10 @@ class DecimalField(FixedField):
         digits = value.adjusted() + 1 + self.scale
         if not value:
             return 0
-        scaled = _DECIMALS.scaleb(value, self.scale) if digits <= DECIMAL_DIGITS_MAX else None
+        try:
+            scaled = _DECIMALS.scaleb(value, self.scale) if digits <= DECIMAL_DIGITS_MAX else None
+        except Inexact:  # more digits than the context has, or so small that it would become 0
+            scaled = None
         unscaled = int(scaled) if scaled is not None else self._limit
         if abs(unscaled) >= self._limit or unscaled != scaled:
             raise ValueError(f"does not fit {self.text} without loss")

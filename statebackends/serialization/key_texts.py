@@ -12,10 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, InvalidKeyError
 from holdfast.statebackends.serialization.keys import KeyType, key_columns
 
 TRUTHS = {"true": True, "false": False}
+
+_NO_KEY = (ValueError, TypeError, InvalidOperation, RecursionError, InvalidConfigError, InvalidKeyError)
+"""What is raised for a text that is no value of a type (an int, a JSON list that is nested too deeply), and for a value that can't
+be a key (an int beyond int64, a time without a zone)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -32,9 +36,9 @@ class KeyOf:
 
         Raises InvalidConfigError, which does not repeat the text."""
         try:
-            value = _parsed(text, key_type)
+            value = key_type.check(_parsed(text, key_type))  # canonical: Arrow ends the process for some equal ones (0E-999999999)
             return KeyOf(key_type, value, key_type.encode(value))
-        except (ValueError, TypeError, InvalidOperation, InvalidConfigError):
+        except _NO_KEY:
             message = f"the key can't be one of the type {key_type.text}"
             raise InvalidConfigError(message, setting="key") from None  # the cause has the key
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from holdfast.operators.task.timers import TimerQueue
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
+from holdfast.statebackends.errors import InvalidConfigError
 from holdfast.statebackends.factory import BACKEND_KINDS
 from holdfast.statebackends.heap.timers import TimerRows
 from holdfast.statebackends.serialization.key_texts import KeyOf
@@ -242,6 +245,34 @@ def test_keys_of_other_types(cluster: Cluster, key_type: KeyType, gone: Any, tex
     backend.erase(KeyOf.parse(text, key_type))
     assert list(backend.keys("count")) == [key_type.encode(other)]
     assert text not in repr(KeyOf.parse(text, key_type)) or text == "7"
+
+
+@pytest.mark.parametrize(
+    ("key_type", "text"),
+    [
+        (KeyType.of(int), "4111111111111111111119"),
+        (KeyType.of(datetime), "2024-01-01"),
+        (KeyType.of(datetime), "0001-01-01T00:00:00+14:00"),
+        (KeyType.of(str), "\ud800abc"),
+        (KeyType.of(tuple[int, str]), '["9223372036854775808", "a"]'),
+        (KeyType.of(tuple[int, str]), "[" * 100_000),
+        (KeyType.of(pa.decimal128(4, 2)), "12345.67"),
+    ],
+)
+def test_a_text_that_no_key_of_the_type_has_is_refused_without_being_repeated(key_type: KeyType, text: str) -> None:
+    """One of several operators may have it: for the others there is nothing to erase, and no reason to fail."""
+    with pytest.raises(InvalidConfigError) as raised:
+        KeyOf.parse(text, key_type)
+    assert text not in str(raised.value)
+    assert raised.value.fields == {"setting": "key"}
+
+
+def test_a_decimal_key_is_found_however_it_is_spelt() -> None:
+    """pyarrow (26.0) ends the process when it makes a scalar of the last one."""
+    column = pa.array([Decimal("0.00"), Decimal("1000.00")], pa.decimal128(10, 2))
+    for text, expected in (("1E+3", [False, True]), ("-0", [True, False]), ("0E-999999999", [True, False])):
+        key = KeyOf.parse(text, KeyType.of(column.type))
+        assert key.mask(pa.record_batch([column], ["key"])).to_pylist() == expected
 
 
 def test_namespaces_of_a_key_are_found_among_those_of_others(tmp_path: Path) -> None:

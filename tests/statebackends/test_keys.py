@@ -162,6 +162,8 @@ def test_equal_looking_keys_of_other_types_stay_distinct() -> None:
         ("decimal128(4, 2)", Decimal("Infinity")),
         ("decimal128(4, 2)", Decimal("1e999999")),
         ("decimal128(4, 2)", Decimal("1e-999999")),
+        ("decimal128(4, 2)", Decimal("1e-999999999")),
+        ("decimal128(4, 2)", Decimal(f"1.{'0' * 90}1")),
         ("decimal128(4, 2)", 1),
         ("tuple<int64,utf8>", (1, None)),
         ("tuple<int64,utf8>", (None, "a")),

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.statebackends.backends.keyed import KeyedBackendBase
 from holdfast.statebackends.errors import CorruptStateError, StorageUnavailableError
-from holdfast.statebackends.handles import KeyedStateHandle, KeyGroupRange
+from holdfast.statebackends.handles import FileHandle, KeyedStateHandle, KeyGroupRange
 from holdfast.statebackends.rocksdb import database as rocksdb_store
 from holdfast.statebackends.rocksdb.backend import RocksKeyedBackend
 from holdfast.statebackends.rocksdb.database import RocksStore
 from holdfast.statebackends.rocksdb.row_keys import parse_row_key, parse_row_keys, row_key
 from holdfast.statebackends.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
+from holdfast.statebackends.storage.checksums import checksum_of
 from tests.examples import examples
 from tests.statebackends.backend_harness import COUNT, KEY, MAX_PARALLELISM, SEEN, TAGS, Cluster, owner, use
 
@@ -209,6 +211,26 @@ def test_a_damaged_table_is_an_error_and_not_an_early_end(tmp_path: Path) -> Non
     with pytest.raises(CorruptStateError, match="checksum mismatch"):
         RocksStore(str(tmp_path / "other"), **SMALL).ingest(damaged.group_rows(KeyGroupRange(0, 8)), str(tmp_path))
     damaged.close()
+
+
+def test_a_table_that_was_damaged_before_it_was_stored_is_damage_and_no_missing_file(cluster: Cluster) -> None:
+    """RocksDB has recovered the database by then, and has deleted the journal that was downloaded with it."""
+    backend = cluster.backend((COUNT,))
+    use(backend, "key")
+    backend.get_state(COUNT).update(1)
+    (handle,), folder = cluster.take(backend)
+    parts = dict(zip(handle.names, handle.parts, strict=True))
+    name = next(name for name in parts if name.endswith(".sst"))
+    table = parts[name]
+    assert isinstance(table, FileHandle)
+    path = cluster.root / "state" / folder / table.path
+    content = bytearray(path.read_bytes())
+    content[3] ^= 0xFF
+    path.write_bytes(content)
+    parts[name] = msgspec.structs.replace(table, checksum=checksum_of(bytes(content)))
+    damaged = msgspec.structs.replace(handle, parts=tuple(parts.values()))
+    with pytest.raises(CorruptStateError, match="checksum mismatch"):
+        cluster.restored(((damaged,), folder), (COUNT,))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 500, 100_000])
