@@ -22,6 +22,7 @@ from holdfast.statebackends.snapshot.deltas import StatePart
 from holdfast.statebackends.state_processor.contents import StoredSnapshot, StoredState
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import state_batches, state_schema
+from holdfast.statebackends.state_processor.values import python_rows, python_values
 
 ROWS_MAX = 500
 """Rows of one page."""
@@ -174,8 +175,7 @@ class _Budget:
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows as Python's objects; of large ones no more of a value than is shown of it."""
     if batch.nbytes <= SMALL_BYTES:
-        found: list[dict[str, Any]] = batch.to_pylist()
-        return found
+        return python_rows(batch)
     names, columns = batch.schema.names, batch.columns
     return [
         {name: _plain_scalar(column[index], _Budget()) for name, column in zip(names, columns, strict=True)}
@@ -193,7 +193,7 @@ def _plain_scalar(scalar: pa.Scalar, budget: _Budget) -> Any:
         return [_plain_scalar(item, budget) for item in budget.some(scalar.values)]
     if isinstance(scalar, pa.StructScalar):
         return {name: _plain_scalar(scalar[name], budget) for name in scalar}
-    value = scalar.as_py()
+    value = python_values(pa.repeat(scalar, 1))[0] if pa.types.is_temporal(scalar.type) else scalar.as_py()
     if isinstance(value, str | bytes):
         value = value[: CELL_CHARACTERS_MAX + 1]
         budget.take(len(value))

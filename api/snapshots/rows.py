@@ -13,7 +13,7 @@ from holdfast.statebackends.layout import POSITION, VALUE, part_path
 from holdfast.statebackends.state_processor.contents import StoredState, states_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import SUBTASK, state_batches, state_schema
-from holdfast.statebackends.state_processor.values import plain_entry
+from holdfast.statebackends.state_processor.values import plain_entry, python_rows
 from holdfast.statebackends.storage.port import Storage
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ def rows_of(reader: PartReader, state: StoredState) -> Iterator[Row]:
     """All rows, a few at a time; entries of operator state as plain values. Raises CorruptStateError."""
     for batch in state_batches(reader, state, state_schema(reader, state)):
         for start in range(0, batch.num_rows, _SLICE_ROWS):
-            rows = batch.slice(start, _SLICE_ROWS).to_pylist()
+            rows = python_rows(batch.slice(start, _SLICE_ROWS))
             if state.is_keyed:
                 yield from rows
             else:

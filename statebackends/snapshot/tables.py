@@ -59,7 +59,7 @@ def keyed_table_schema(
 def sort_by_key_group(table: pa.Table) -> pa.Table:
     """The rows in key-group order; rows of one key group keep their order."""
     groups = key_groups_of(table)
-    return table if is_sorted(groups) else table.take(pa.array(stable_order(groups)))
+    return table if is_sorted(groups) else _taken(table, stable_order(groups))
 
 
 def encode_keyed_table(rows: pa.Table | RowStream, table_format: TableFormat, *, compresses: bool = True) -> pa.Buffer:
@@ -172,7 +172,23 @@ def restrict(table: pa.Table | pa.RecordBatch, key_groups: KeyGroupRange) -> pa.
         start, stop = np.searchsorted(groups, [key_groups.start, key_groups.stop], side="left").tolist()
         return table.slice(start, stop - start)
     rows = np.flatnonzero((groups >= key_groups.start) & (groups < key_groups.stop))
-    return sort_by_key_group(table.take(pa.array(rows)))
+    return sort_by_key_group(_taken(table, rows))
+
+
+def _taken(table: pa.Table | pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.Table | pa.RecordBatch:
+    """These rows. Columns of views, which another tool may have written, are taken as plain ones: pyarrow (26.0) takes no views."""
+    taken = pa.array(rows)
+    if not any(map(_is_view, table.schema.types)):
+        return table.take(taken)
+    fields = [field.with_type(_PLAIN[field.type]) if _is_view(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(fields, metadata=table.schema.metadata)).take(taken).cast(table.schema)
+
+
+_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return kind in _PLAIN
 
 
 def key_groups_of(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int32]:

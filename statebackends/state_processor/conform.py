@@ -119,6 +119,8 @@ class StateLayout:
     def _cast(self, array: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
         if array.type == field.type:
             return array
+        if pa.types.is_dictionary(field.type):  # of a row table: the rows' values have been taken out of theirs
+            return self._cast(array, field.with_type(field.type.value_type), first_row).cast(field.type)
         serializer = self._type_serializer(field.name)
         if not loses_nothing(array.type, field.type, None if serializer is None else serializer.value_type):
             wanted = serializer.text if serializer is not None and "decimal" in serializer.text else field.type

@@ -30,7 +30,7 @@ from holdfast.statebackends.state_processor.contents import StoredSnapshot, Stor
 from holdfast.statebackends.state_processor.flights import StoredFlight, flight_rows, flights_of
 from holdfast.statebackends.state_processor.reading import PartReader
 from holdfast.statebackends.state_processor.rows import fetched_lists, state_batches, state_schema
-from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, stored_serializer
+from holdfast.statebackends.state_processor.values import Comparer, named, plain_entry, python_values, stored_serializer
 
 UNIT_ROWS_MAX = 1 << 20
 """Rows of a unit that isn't a key group."""
@@ -172,7 +172,7 @@ class DiffRows:
                 rest = self._entries(batch.column(MAP_KEY))
             elif self._own_key is not None:
                 rest = batch.column(self._own_key).to_pylist()
-            columns = [batch.column(name).to_pylist() for name in self._value_columns]
+            columns = [python_values(batch.column(name)) for name in self._value_columns]
             values = self._comparer.encode(columns) if columns else [b""] * count
         except (CorruptStateError, InvalidKeyError) as error:
             raise named(error, self._state) from error

@@ -20,6 +20,7 @@ from holdfast.statebackends.snapshot.in_flight import EdgeName, describe_edge, e
 from holdfast.statebackends.snapshot.pieces import PieceBatch, read_piece
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.reading import PartReader
+from holdfast.statebackends.state_processor.values import python_values
 
 OWN = pa.schema([("side", pa.utf8()), ("producer", pa.int32()), ("consumer", pa.int32()), ("position", pa.int64())])
 """Columns before those of the edge: who stored the record (`input`: the reader of the edge), the subtasks at the channel's ends,
@@ -84,7 +85,7 @@ def flight_rows(reader: PartReader, flight: StoredFlight | None) -> Counter[byte
         names = _encoder.encode(schema.names)
         for columns, event in batches:
             if event is None:
-                values = [column.to_pylist() for column in columns.columns]
+                values = [python_values(column) for column in columns.columns]
                 rows = zip(*values, strict=True) if values else repeat((), columns.num_rows)
                 found.update(xxhash.xxh3_128_digest(names + _encoder.encode(row)) for row in rows)
     return found

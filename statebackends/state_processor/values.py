@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.statebackends.decoding import UNDECODABLE
 from holdfast.statebackends.errors import CorruptStateError, HoldfastError, InvalidConfigError
@@ -23,7 +25,63 @@ from holdfast.statebackends.state_processor.contents import StoredState
 
 Normaliser = Callable[[Any], Any]
 
-_encode = msgspec.msgpack.Encoder().encode
+_NO_TIME_OF_PYTHON = (ValueError, OverflowError, KeyError)
+"""Raised by pyarrow for a time that Python has none for: behind the year 9999, of nanoseconds, of a zone that this host lacks."""
+
+
+def _nanoseconds(value: Any) -> str:
+    """Text of a time of nanoseconds, which pyarrow gives as an object of pandas where that is installed."""
+    if isinstance(value, datetime | timedelta):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_nanoseconds).encode
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """The values of a column as Python's objects; one with a time that Python can't have has the numbers of its times instead.
+
+    Columns of joins, windows and row tables hold whatever times the records had. Raises pyarrow's errors, ValueError."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except _NO_TIME_OF_PYTHON:
+        return [_python_value(column.slice(row, 1)) for row in range(len(column))]
+    return values
+
+
+def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch as dicts of `python_values`."""
+    columns = [python_values(column) for column in batch.columns]
+    names = batch.schema.names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if names else [{}] * batch.num_rows
+
+
+def _python_value(one: pa.Array) -> Any:
+    try:
+        return one.to_pylist()[0]
+    except _NO_TIME_OF_PYTHON:
+        return one.cast(_numbered(one.type)).to_pylist()[0]
+
+
+def _numbered(kind: pa.DataType) -> pa.DataType:
+    """The type with integers in place of times, at any depth."""
+    types = pa.types
+    if types.is_date32(kind) or types.is_time32(kind):
+        return pa.int32()
+    if types.is_temporal(kind):
+        return pa.int64()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_numbered(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_numbered(kind.key_type), _numbered(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_numbered(kind.value_type), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_numbered(kind.value_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_numbered(kind.value_type))
+    return kind
 
 
 def _same(value: Any) -> Any:

@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.api.snapshots.row_pages import RowPosition, read_page
+from holdfast.api.snapshots.rows import rows_of
 from holdfast.statebackends.errors import CorruptStateError, NotFoundError
 from holdfast.statebackends.handles import OperatorState, StateMeta
+from holdfast.statebackends.state import RowTableStateDescriptor
 from holdfast.statebackends.state_processor import diff as diffing
 from holdfast.statebackends.state_processor import diff as diffrows
+from holdfast.statebackends.state_processor.change_feed import ChangeFeed
 from holdfast.statebackends.state_processor.contents import StoredSnapshot
 from holdfast.statebackends.state_processor.diff import Change, SnapshotDiff, StateDiff, diff_snapshots
+from holdfast.statebackends.state_processor.edit import edit_snapshot
 from holdfast.statebackends.state_processor.values import Comparer
 from tests.examples import crossed, examples
+from tests.statebackends.backend_harness import Cluster, stored
 from tests.statebackends.snapshot_harness import KEY, KINDS, SOME, UID, Contents, write
 from tests.statebackends.test_snapshot_rows import with_table
 
@@ -313,3 +320,42 @@ def test_any_two_snapshots(before: Contents, after: Contents, forms: Any, max_pa
         assert diff_snapshots(left, left).is_same
         back = diff_snapshots(right, left)
         assert counts(back) == {state: (r, a, c, s) for state, (a, r, c, s) in counts(found).items()}
+
+
+TIMES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.timestamp("ns"), [1, 2]),
+    (pa.duration("ns"), [1, 2]),
+    (pa.timestamp("ms"), [10**15, 0]),
+    (pa.timestamp("us", "Nowhere/City"), [0, 1]),
+    (pa.date32(), [10**7, 0]),
+    (pa.duration("s"), [10**15, 0]),
+    (pa.list_(pa.timestamp("ms")), [[10**15], [0]]),
+    (pa.struct([("at", pa.timestamp("ns")), ("n", pa.int64())]), [{"at": 1, "n": 1}, {"at": 2, "n": 1}]),
+    (pa.dictionary(pa.int8(), pa.utf8()), ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), TIMES, ids=[str(kind) for kind, _ in TIMES])
+def test_rows_with_times_that_python_has_none_for_are_no_damage(tmp_path: Path, kind: pa.DataType, values: list[Any]) -> None:
+    """Rows of joins and windows have whatever columns the records had."""
+    cluster = Cluster(tmp_path, "filesystem")
+    state = RowTableStateDescriptor("rows", pa.schema([("at", kind)]))
+    found = []
+    for count in (1, 2):
+        backend = cluster.backend((state,))
+        column = pa.array(values[:count], pa.int32() if pa.types.is_date32(kind) else None).cast(kind)
+        backend.row_table(state, ["k"]).append(KEY.column_of_values(["a"] * count, max_parallelism=16), 0, [column], None)
+        found.append(stored(cluster, cluster.take(backend)))
+    before, after = found
+    (difference,) = diff_snapshots(before, after, keys_max=3).states
+    assert (difference.added, difference.changed, difference.same) == (1, 0, 1)
+    assert len(difference.keys) == 1
+    feed = pa.Table.from_batches(list(ChangeFeed.of(before, after, "op", "rows").batches()))
+    assert feed.column("after_at").combine_chunks().equals(column.slice(1))
+    with after.reader() as reader:
+        assert len(list(rows_of(reader, after.state("op", "rows")))) == 2
+    assert len(read_page(after, "op", "rows", RowPosition.parse(""), 10).rows) == 2
+    edited = edit_snapshot(after, {("op", "rows"): lambda batches, _: batches}, cluster.storage, "edited", now_ms=0)
+    (difference,) = diff_snapshots(after, edited).states
+    assert (difference.added, difference.removed, difference.changed, difference.same) == (0, 0, 0, 2)
+    cluster.close()

@@ -116,8 +116,9 @@ def test_large_files_are_copied_and_the_copies_deleted(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("table_format", ["arrow", "parquet"])
 @pytest.mark.parametrize("sort_rows_max", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("text", "binary"), [(pa.large_string(), pa.large_binary()), (pa.string_view(), pa.binary_view())])
 def test_an_edited_table_may_be_in_any_order_and_wider(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: str, sort_rows_max: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: str, sort_rows_max: int, text: pa.DataType, binary: pa.DataType
 ) -> None:
     monkeypatch.setattr(tables, "SORT_ROWS_MAX", sort_rows_max)
     monkeypatch.setattr(tables, "BATCH_ROWS", 5)
@@ -126,9 +127,9 @@ def test_an_edited_table_may_be_in_any_order_and_wider(
         {
             "comment": ["mine"] * 40,
             "value": pa.array(range(40), pa.int64()),
-            "key": pa.array(keys, pa.large_string()),
+            "key": pa.array(keys, text),
             "key_group": pa.array([group(key) for key in keys], pa.int64()),
-            "namespace": pa.array([b""] * 40, pa.large_binary()),
+            "namespace": pa.array([b""] * 40, binary),
         }
     )
     found = with_table(write(tmp_path, "savepoint-7", Contents(), canonical=True), edited, table_format)
