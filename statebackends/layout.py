@@ -606,6 +606,12 @@ def shared_name(path: str) -> str | None:
     return name
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name is that of a file in a folder: it leads nowhere else, and no file system finds it too long."""
+    is_plain = posixpath.basename(name) == name and name not in ("", ".", "..") and "\0" not in name
+    return is_plain and len(name.encode()) <= _SEGMENT_BYTES_MAX
+
+
 def writer_of(name: str) -> int | None:
     """Id of the checkpoint that a shared file was written for, from its name; None for a name of another form."""
     found = _WRITER.match(name)

@@ -22,7 +22,7 @@ from holdfast.statebackends.handles import (
     StateHandle,
     StateMeta,
 )
-from holdfast.statebackends.layout import TABLE_SUFFIX, shared_name
+from holdfast.statebackends.layout import TABLE_SUFFIX, is_file_name, shared_name
 from holdfast.statebackends.rocksdb.database import WRITE_ROWS, RocksStore
 from holdfast.statebackends.rocksdb.row_keys import RowKey, row_key
 from holdfast.statebackends.serialization.state_serializer import StateSerializer, migrate_rows, not_widened
@@ -170,8 +170,8 @@ class NativeRestore:
             raise self._corrupt("", f"{len(handle.parts)} files have {len(handle.names)} names") from error
 
     def _download_file(self, name: str, part: StateHandle, local_folder: str) -> Flow[None]:
-        if os.path.basename(name) != name or name in ("", ".", ".."):
-            raise self._corrupt(name, "it is not the name of a file")
+        if not is_file_name(name):
+            raise self._corrupt(name[:100], "it is not the name of a file")
         yield from download_part(part, self._folder, os.path.join(local_folder, name), operator=self._operator)
 
     def _corrupt(self, path: str, reason: str) -> CorruptStateError:

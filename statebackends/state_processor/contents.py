@@ -30,7 +30,7 @@ from holdfast.statebackends.handles import (
     StateMeta,
 )
 from holdfast.statebackends.keygroups import MAX_PARALLELISM_LIMIT
-from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, metadata_path, part_path
+from holdfast.statebackends.layout import CHECKPOINT_PREFIX, METADATA_NAME, is_file_name, metadata_path, part_path
 from holdfast.statebackends.serialization.keys import KeyType
 from holdfast.statebackends.serialization.state_serializer import COLUMNAR_KIND, ROW_TABLE_KIND, TIMERS_KIND
 from holdfast.statebackends.snapshot.deltas import DELTAS_MAX, StatePart, state_parts
@@ -345,8 +345,8 @@ def _wrong_with(handle: KeyedStateHandle, max_parallelism: int) -> str:
     if len(handle.parts) != len(handle.names):
         return f"{len(handle.parts)} parts with {len(handle.names)} names"
     for name in handle.names:
-        if posixpath.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-            return f"{name!r} is not the name of a file"
+        if not is_file_name(name):
+            return f"{name[:100]!r} is not the name of a file"
     return "" if len(set(handle.names)) == len(handle.names) else "two files of one name"
 
 
@@ -415,7 +415,12 @@ def metadata_table(snapshot: StoredSnapshot) -> pa.Table:
             "operator_size": operator.size,
         }
         rows += [own | _described(state) for state in states_of(operator).values()] or [own]
-    return pa.Table.from_pylist(rows, SCHEMA)
+    try:
+        return pa.Table.from_pylist(rows, SCHEMA)
+    except OverflowError as error:
+        raise CorruptStateError(
+            f"{snapshot.location}: files of more than 2^63 bytes: {error}", path=snapshot.location, reason="contents"
+        ) from error
 
 
 def _described(state: StoredState) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.statebackends.errors import InvalidConfigError, NotFoundError
+from holdfast.statebackends.errors import CorruptStateError, InvalidConfigError, NotFoundError
 from holdfast.statebackends.handles import KeyGroupRange
 from holdfast.statebackends.state_processor.change_feed import ChangeFeed
-from tests.statebackends.snapshot_harness import KINDS, UID, Contents, write
+from holdfast.statebackends.state_processor.contents import metadata_table
+from tests.statebackends.snapshot_harness import KINDS, SOME, UID, Contents, write
 
 OLD = Contents(
     count={f"key-{number}": number for number in range(60)},
@@ -144,3 +147,15 @@ def test_metadata_as_a_table(tmp_path: Path) -> None:
         empty = empty.without_state(UID, name)
     rows = empty.write(tmp_path / "empty").metadata_table().to_pylist()
     assert [(each["operator"], each["state"], each["size"]) for each in rows] == [(UID, None, None)]
+
+
+def test_sizes_that_no_file_has_are_damage(tmp_path: Path) -> None:
+    found = write(tmp_path, "savepoint-1", SOME, canonical=True)
+    (operator,) = found.metadata.operators
+    (subtask,) = operator.subtasks
+    (first, *others) = subtask.keyed
+    parts = tuple(msgspec.structs.replace(part, length=2**63) for part in first.parts)
+    lying = msgspec.structs.replace(subtask, keyed=(msgspec.structs.replace(first, parts=parts), *others))
+    operators = (msgspec.structs.replace(operator, subtasks=(lying,)),)
+    with pytest.raises(CorruptStateError, match="savepoint-1: files of more than 2\\^63 bytes"):
+        metadata_table(replace(found, metadata=msgspec.structs.replace(found.metadata, operators=operators)))

@@ -227,6 +227,7 @@ LISTED = StateMeta("count", "list", "int", "utf8")
         ([handle(names=())], "1 parts with 0 names"),
         ([handle(names=("../evil",))], "'../evil' is not the name of a file"),
         ([handle(names=("..",))], "is not the name of a file"),
+        ([handle(names=("é" * 128,))], "is not the name of a file"),
         ([handle(names=("a", "a"), parts=(FileHandle("f", 1, "x"),) * 2)], "two files of one name"),
         ([handle(format="parquet", parts=())], "0 parts of 1 states"),
         ([handle(format="feather")], "unknown format 'feather'"),
