@@ -111,6 +111,16 @@ class TypeSerializer:
         self.value_type.check(value)
         try:
             return self._encode(value)
+        except OverflowError:  # an int in place of a float that equals it, which is beyond msgpack's ints
+            return self._encode_canonical(value)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise refused(value, self.text, str(error)) from error
+
+    def _encode_canonical(self, value: Any) -> bytes:
+        """Msgpack of the equal value that Arrow gives back, in which every float is one. Raises StateValueError."""
+        (canonical,) = self.from_arrow(self.to_arrow([value]))
+        try:
+            return self._encode(canonical)
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise refused(value, self.text, str(error)) from error
 

@@ -279,9 +279,10 @@ def _union(value_type: OpaqueType, members: list[Check]) -> Check:
         for inner in members:
             try:
                 inner(value)
-                return
             except StateValueError:
                 continue
-        value_type.check(value)  # encoding decides: members may refuse what the union accepts
+            if type(value) is not int or -(2**63) <= value < 2**64:
+                return
+        value_type.check(value)  # encoding decides: members may refuse what the union accepts, and a float is no int there
 
     return check

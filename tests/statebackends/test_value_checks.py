@@ -180,3 +180,12 @@ def _refusal(check: Any, value: Any) -> bool:
     except StateValueError:
         return True
     return False
+
+
+def test_an_int_beyond_those_of_msgpack_is_no_float_of_a_union() -> None:
+    """Nothing could tell it from an int, and every checkpoint would refuse it."""
+    declared = TypeSerializer.of(float | str)
+    check = checks_of("s", "value", declared.value_type, None).value
+    check(2**63)
+    with pytest.raises(StateValueError, match="union<float,str>"):
+        check(2**64)

@@ -497,3 +497,21 @@ def test_a_map_state_has_records_with_any_name_of_a_field(name: str) -> None:
         assert split_map_text(map_text(*texts)) == texts
         meta = StateSerializer.of(MapStateDescriptor("m", key, value), KeyType.of(int)).meta
         assert value_texts(meta) == (*texts, False)
+
+
+@pytest.mark.parametrize(
+    ("declared", "given_", "read"),
+    [
+        (float, 2**70, 2.0**70),
+        (set[float], {2**70, 1.5}, {2.0**70, 1.5}),
+        (dict[str, list[float]], {"a": [1, -(2**64)]}, {"a": [1.0, -(2.0**64)]}),
+        (tuple[float, int] | None, (2**64, 3), (2.0**64, 3)),
+    ],
+)
+def test_an_int_in_place_of_a_float_may_be_beyond_those_of_msgpack(declared: Any, given_: Any, read: Any) -> None:
+    """It is accepted as it is put, and by columns: a checkpoint of RocksDB must not fail of it for good."""
+    serializer = TypeSerializer.of(declared)
+    serializer.check(given_)
+    assert serializer.decode(serializer.encode(given_)) == read
+    assert [serializer.decode(each) for each in serializer.encode_all([given_, given_])] == [read, read]
+    assert serializer.from_arrow(serializer.to_arrow([given_])) == [read]
