@@ -39,6 +39,9 @@ _DATES = (-719_162, 2_932_896)
 _NOT_A_TIME = -(2**63)
 """A null, as numpy has it in columns of times."""
 
+_EXPONENT_MIN = -10_000
+"""Of a decimal that a column may be made of; no type of column has a scale that is near."""
+
 _MISFIT = (pa.ArrowException, LookupError, AttributeError, TypeError, ValueError, OverflowError)
 """What a conversion raises on a row that doesn't fit."""
 
@@ -306,7 +309,9 @@ def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
     to a list of its characters; also within lists, maps and structs."""
     exact = _exact_types(declared)
     if exact is None:
-        if _is_looked_into(declared):
+        if pa.types.is_decimal(declared):
+            _refuse_tiny(values, declared)
+        elif _is_looked_into(declared):
             _refuse_lossy_parts([value for value in values if value is not None], declared)
         return
     for found in set(map(type, values)) - exact[0]:
@@ -318,6 +323,12 @@ def _refuse_lossy(values: list[Any], declared: pa.DataType) -> None:
             raise ValueError(f"{'a naive' if zoned else 'an aware'} datetime in a column of {declared}")
 
 
+def _refuse_tiny(values: list[Any], declared: pa.DataType) -> None:
+    """Refuse a decimal of a huge negative exponent, also a zero: pyarrow ends the process over it."""
+    if any(isinstance(value, Decimal) and value.adjusted() < _EXPONENT_MIN for value in values):
+        raise ValueError(f"a decimal with an exponent below {_EXPONENT_MIN} is not {declared}")
+
+
 @functools.lru_cache(maxsize=256)
 def _is_looked_into(kind: pa.DataType) -> bool:
     """Whether values of the type have parts that could be converted in silence. Floats are left out: they lose nothing but that a
@@ -326,7 +337,9 @@ def _is_looked_into(kind: pa.DataType) -> bool:
 
 
 def _is_part_looked_at(kind: pa.DataType) -> bool:
-    return _is_looked_into(kind) or (_exact_types(kind) is not None and not pa.types.is_floating(kind))
+    if pa.types.is_decimal(kind) or _is_looked_into(kind):
+        return True
+    return _exact_types(kind) is not None and not pa.types.is_floating(kind)
 
 
 def _refuse_lossy_parts(values: list[Any], declared: pa.DataType) -> None:

@@ -68,6 +68,8 @@ LOSSY: list[tuple[Any, pa.DataType, str]] = [
     ({"x": 1.5, "y": 2}, pa.struct([("x", pa.float64())]), "it has 'y', which is no field of struct"),
     ({"y": 2}, pa.struct([("x", pa.float64())]), "it has 'y', which is no field of struct"),
     ([{"k": {"x": 1}}, {"k": {"y": 1}}], pa.list_(pa.map_(pa.string(), pa.struct([("x", pa.int8())]))), "it has 'y'"),
+    (Decimal("0E-999999999"), pa.decimal128(10, 2), "an exponent below"),
+    ([{"k": Decimal("1E-20000")}], pa.list_(pa.map_(pa.string(), pa.decimal256(60, 2))), "an exponent below"),
     (1e39, pa.float32(), "too large for float"),
     (np.float64(-1e39), pa.float32(), "too large for float"),
     (65_520.0, pa.float16(), "too large for halffloat"),
