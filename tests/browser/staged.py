@@ -40,6 +40,7 @@ from tests.api.fakes import JOB, FakeCoordinator, make_job, make_overview
 from tests.statebackends.snapshot_harness import Contents, write
 
 MARKUP = "<img src=x onerror=document.title='owned'>"
+UNREADABLE_JOB = "d" * 32
 MARKUP_JOB = "f" * 32
 NAMES = ("kafka: orders", "parse", "totals per customer", "join with rates", "postgres: totals", "delta: " + MARKUP)
 VERTICES = tuple(f"{number:x}" * 32 for number in range(10, 16))
@@ -79,6 +80,7 @@ class StagedCoordinator(FakeCoordinator):
     savepoint_path: str = ""
     is_stale: bool = False
     begun_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000 - 15 * 60_000)
+    broken: dict[str, str] = field(default_factory=lambda: {UNREADABLE_JOB: f"record claims/7 is damaged: {MARKUP}"})
 
     @property
     def now_ms(self) -> int:

@@ -20,7 +20,7 @@ from holdfast.coordinator.views import SavepointPlaces
 from holdfast.statebackends.errors import NotFoundError
 from tests.api.fakes import JOB, TOKEN, Served, serving
 from tests.browser.browser import NARROW, Browser, chromium
-from tests.browser.staged import MARKUP, MARKUP_JOB, NAMES, VERTICES, StagedCoordinator, write_snapshots
+from tests.browser.staged import MARKUP, MARKUP_JOB, NAMES, UNREADABLE_JOB, VERTICES, StagedCoordinator, write_snapshots
 from tests.coordinator.test_figures import DURATIONS, SHARES, SIZES
 
 pytestmark = pytest.mark.slow
@@ -135,6 +135,11 @@ def test_a_name_of_markup_is_text(browser: Browser) -> None:
     browser.until("no failure", lambda: f"ValueError: {MARKUP}" in browser.text)
     assert browser.run("return document.querySelectorAll('img[src=x]').length") == 0
     assert browser.driver.title.startswith("Failures")
+
+
+def test_a_job_whose_records_cant_be_read_is_told_of(browser: Browser) -> None:
+    browser.settled("Jobs")
+    assert f"{UNREADABLE_JOB}: record claims/7 is damaged: {MARKUP}" in browser.run("return document.body.innerText")
 
 
 def test_pages_and_command_line_show_the_same_figures(browser: Browser) -> None:

@@ -10,7 +10,11 @@ export function Jobs() {
     <${Shown} poll=${poll}>${([{ jobs }, totals, overview]) => {
       const numbers = Object.fromEntries(totals.jobs.map(each => [each.jid, each]))
       const sorted = [...jobs].sort((a, b) => Number(b["end-time"] < 0) - Number(a["end-time"] < 0) || b["start-time"] - a["start-time"])
-      return html`<${Card} title="What runs, and what has ended" aside=${html`<span class="quiet">${count(overview["jobs-running"])} running, ${count(overview["slots-total"] - overview["slots-available"])} of ${count(overview["slots-total"])} slots taken</span>`}>
+      const unreadable = totals.unreadable ?? []
+      return html`${unreadable.length ? html`<${Card} title="Jobs that nobody leads, since their records can't be read" kind="attention"><ul>
+          ${unreadable.map(each => html`<li key=${each.jid}><code>${each.jid}</code>: ${each.reason}</li>`)}
+        </ul><//>` : null}
+        <${Card} title="What runs, and what has ended" aside=${html`<span class="quiet">${count(overview["jobs-running"])} running, ${count(overview["slots-total"] - overview["slots-available"])} of ${count(overview["slots-total"])} slots taken</span>`}>
         <${Table} caption="Jobs" rows=${sorted} rowKey=${job => job.jid} empty="No job yet. A driver submits one with coordinator= and the address of this service." columns=${[
           ["Job", job => html`<a href=${link("jobs", job.jid)}>${job.name}</a>`],
           ["State", job => html`<${Status} of=${job.state} />`],
