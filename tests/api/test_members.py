@@ -34,7 +34,7 @@ from holdfast.api.settings import ServerSettings, server_settings
 from holdfast.coordinator.standby.records import ActiveRecord, SignOfLife
 from holdfast.coordinator.standby.store import claim, give_sign
 from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError, StorageUnavailableError
-from holdfast.statebackends.layout import GUARD_FILE, MEMBERS_FOLDER
+from holdfast.statebackends.layout import GUARD_FILE, MEMBERS_FOLDER, parse_sign_name
 from holdfast.statebackends.storage.locations import open_storage
 from holdfast.statebackends.storage.port import Operation, Storage, run_flow
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served
@@ -132,13 +132,26 @@ def test_one_that_is_started_again_and_again_hides_no_member_and_is_forgotten(
     """Each start leaves a member that gave a sign or two. They took the places of those that live, and of more than were read in
     ten minutes the signs stayed for ever, to be listed three times a second."""
     active, standby = pair
-    monkeypatch.setattr(membership, "FORGET_AFTER_MS", 1_000)
-    storage = open_storage(str(tmp_path))
+    folder, storage = tmp_path / MEMBERS_FOLDER, open_storage(str(tmp_path))
+
+    def beat() -> int:
+        """Of the standby; 0: between two of its signs."""
+        signs = (parse_sign_name(each.name) for each in folder.iterdir())
+        return max((number for member, number in signs if member == standby.membership.member), default=0)
+
+    eventually(lambda: beat() > 1, "it has lived for some time")
     for number in range(membership.FORGOTTEN_MAX + 50):
         run_flow(give_sign(SignOfLife(f"{number:032x}", 1, "http://127.0.0.1:1")), storage)
-    time.sleep(0.2)  # a look at least
-    assert standby.url in [each["url"] for each in active.json("GET", "/v1/members")["members"]]
-    eventually(lambda: len(list((tmp_path / MEMBERS_FOLDER).iterdir())) <= 4, "they are forgotten")
+    shown = list[str]()
+
+    def told() -> list[str]:
+        shown[:] = [each["url"] for each in active.json("GET", "/v1/members")["members"]]
+        return shown
+
+    eventually(lambda: "http://127.0.0.1:1" in told(), "it has looked since")
+    assert standby.url in shown
+    monkeypatch.setattr(membership, "FORGET_AFTER_MS", 1_000)
+    eventually(lambda: len(list(folder.iterdir())) <= 4, "they are forgotten")
     eventually(lambda: len(active.json("GET", "/v1/members")["members"]) == 2, "both are known")
 
 
