@@ -34,7 +34,7 @@ PYTHON_TYPES: dict[pa.DataType, str] = {
 """What a column of the type is called by who declares it with an annotation."""
 _DATETIMES_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last datetime, in microseconds since 1970."""
-_DATES = (-719_162, 2_932_896)
+PYTHON_DATES = (-719_162, 2_932_896)
 """The first and the last date, in days since 1970."""
 _NOT_A_TIME = -(2**63)
 """A null, as numpy has it in columns of times."""
@@ -109,7 +109,7 @@ def values_of(array: pa.Array, name: str = "") -> list[Any]:
                 return [value and value.replace(tzinfo=UTC) for value in moments.tolist()]
         elif pa.types.is_date32(kind):
             days = array.to_numpy(zero_copy_only=False)
-            _check_range(days, _DATES, "date", name)
+            _check_range(days, PYTHON_DATES, "date", name)
             return days.tolist()  # type: ignore[no-any-return]
         return array.to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowInvalid, OverflowError, ValueError) as error:  # times of other units or zones, or within lists and structs

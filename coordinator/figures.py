@@ -33,8 +33,8 @@ def size_text(size: float) -> str:
         return NOT_KNOWN
     if size < 1_023.5:
         return f"{_rounded(size)} B"
-    unit = -1
-    while (_rounded(size * 10) >= 10_240 and unit < len(_SIZE_UNITS) - 1) or unit < 0:
+    size, unit = size / 1024, 0
+    while _rounded(size * 10) >= 10_240 and unit < len(_SIZE_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{_rounded(size * 10) / 10:.1f} {_SIZE_UNITS[unit]}"
 

@@ -29,11 +29,11 @@ from holdfast.barriers.messages import has_control_characters
 from holdfast.operators.connectors.batches import CapturedBatches
 from holdfast.operators.connectors.extras import import_extra
 from holdfast.operators.sinks.files.parquet import FILE_SIZE_MAX
-from holdfast.operators.sinks.refused_rows import first_refused, shown_row, time_without_text
+from holdfast.operators.sinks.refused_rows import check_column, time_without_text
 from holdfast.operators.sinks.targets.positions import CommitOwner, CommitPosition
 from holdfast.operators.sinks.targets.staged import StagedSink
 from holdfast.operators.sinks.targets.target import CommitTarget
-from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError, InvalidRowError
+from holdfast.statebackends.errors import CorruptStateError, FencedError, InvalidConfigError
 from holdfast.statebackends.secrets import Secret, check_settings, has_login, resolve
 
 RETENTION = "delta.setTransactionRetentionDuration"
@@ -164,13 +164,7 @@ class DeltaTarget(CommitTarget):
         return columns
 
     def _check(self, rows: pa.RecordBatch, column: str, check: Callable[[pa.Array], str | None]) -> None:
-        values = rows.column(column)
-        if check(values) is not None:
-            row, reason = first_refused(check, values)
-            record = shown_row(rows, row)
-            raise InvalidRowError(
-                f"{self.place}: column {column} of row {record}: {reason}", column=column, reason=reason, record=record
-            )
+        check_column(rows, column, check, f"{self.place}: ")
 
     def open(self, owner: CommitOwner) -> CommitPosition:
         delta = _deltalake()

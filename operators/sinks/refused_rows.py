@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,13 +42,20 @@ def _shown(value: pa.Scalar) -> str:
         return repr(value.value) if hasattr(value, "value") else f"<{value.type}>"
 
 
+def check_column(rows: pa.RecordBatch, name: str, check: Callable[[pa.Array], str | None], where: str) -> None:
+    """Raises InvalidRowError for the first row whose value in a column is refused; its text begins with `where`."""
+    values = rows.column(name)
+    if check(values) is not None:
+        row, reason = first_refused(check, values)
+        record = shown_row(rows, row)
+        raise InvalidRowError(f"{where}column {name} of row {record}: {reason}", column=name, reason=reason, record=record)
+
+
 def check_times(rows: pa.RecordBatch, where: str = "") -> None:
     """Raises InvalidRowError for the first row with a date or a time, also within a list or a struct, that no text stands for."""
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
-        if _holds_times(values.type) and time_without_text(values) is not None:
-            row, reason = first_refused(time_without_text, values)
-            record = shown_row(rows, row)
-            raise InvalidRowError(f"{where}column {name} of row {record}: {reason}", column=name, reason=reason, record=record)
+        if _holds_times(values.type):
+            check_column(rows, name, time_without_text, where)
 
 
 def time_without_text(values: pa.Array) -> str | None:
@@ -80,7 +88,7 @@ def _times_in(values: pa.Array) -> Iterator[pa.Array]:
     if pa.types.is_struct(kind):
         parts = values.flatten()
     elif pa.types.is_map(kind):
-        entries = values.take(pa.array(range(len(values)), pa.int64()))  # `keys` and `items` of a slice are those of the whole
+        entries = values.take(pa.array(np.arange(len(values))))  # `keys` and `items` of a slice are those of the whole
         parts = [entries.keys, entries.items]
     elif pa.types.is_nested(kind):
         parts = [values.flatten()]

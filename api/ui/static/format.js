@@ -18,8 +18,9 @@ export function bytes(size) {
   if (!isKnown(size)) return NOT_KNOWN
   if (size < 1023.5) return `${Math.round(size)} B`
   const units = ["KiB", "MiB", "GiB", "TiB", "PiB"]
-  let unit = -1
-  while (unit < 0 || (Math.round(size * 10) >= 10_240 && unit < units.length - 1)) { size /= 1024; unit += 1 }
+  let unit = 0
+  size /= 1024
+  while (Math.round(size * 10) >= 10_240 && unit < units.length - 1) { size /= 1024; unit += 1 }
   return `${(Math.round(size * 10) / 10).toFixed(1)} ${units[unit]}`
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.barriers.rows import PYTHON_DATES
 from holdfast.operators.sources.hive import NULL_VALUE
 from holdfast.statebackends.errors import GraphError, InvalidConfigError, InvalidRowError
 
@@ -20,8 +21,6 @@ PARTITIONS_MAX = 10_000
 """Partitions that one writer has rows of at one time: each is a file."""
 VALUE_BYTES_MAX = 200
 """Of one folder's name, column included; file systems take 255."""
-_DAYS = (-719_162, 2_932_896)
-"""The first and the last date of Python's, since 1970."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^|]")
 """Hive's and Spark's characters, and `|`, which separates locations in a snapshot."""
 
@@ -85,7 +84,8 @@ def _values(column: pa.ChunkedArray, name: str, sink: str) -> list[Any]:
     try:
         found: list[Any] = column.to_pylist()
     except (OverflowError, ValueError) as error:  # a date: of the other types Python has all values
-        odd = next(day for day in column.cast(pa.int32()).to_pylist() if day is not None and not _DAYS[0] <= day <= _DAYS[1])
+        first, last = PYTHON_DATES
+        odd = next(day for day in column.cast(pa.int32()).to_pylist() if day is not None and not first <= day <= last)
         raise _refused(sink, name, f"{odd} days since 1970 are no date of the years 1 to 9999", str(odd)) from error
     return found
 
