@@ -17,11 +17,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -29,12 +31,17 @@ from benchmarks.acks import ROOT, Row, Sidecar, Speaker, acknowledging, make_gra
 from holdfast.api.client import RestClient
 from holdfast.barriers.jobgraph import JobGraph, Submission
 from holdfast.barriers.messages import CheckpointKind, TriggerCheckpoint
+from holdfast.statebackends.layout import JobPaths
+from holdfast.statebackends.storage.locations import open_storage
+from holdfast.statebackends.storage.port import DeleteFile, DeleteFolder, PutIfAbsent
 
 INTERVAL_MS = 1_000
 BEAT_S = 2.0
 ACKS_AT_ONCE = 256
 ACKED_INTERVAL_MS = 10
 """Between the checkpoints that are acknowledged beside dashboards."""
+RAW_CHECKPOINTS = 500
+"""Whose file operations are measured by themselves."""
 DASHBOARDS, LOOK_S = 20, 2.0
 _ANY = 999_999_999
 
@@ -132,12 +139,35 @@ def measure_load(load: Load, seconds: float) -> Row:
             rss_late = sidecar.process.memory_info().rss
             cpu, ended_ms = sidecar.cpu_seconds() - cpu, time.time() * 1000
             completed, durations = _completed(client, jobs, began_ms, ended_ms)
+            raw = _storage_cpu_s(Path(sidecar.process.cmdline()[-1]), cores[:1]) * load.jobs * 1000 / INTERVAL_MS
         finally:
             for job in jobs:
                 job.close(client)
             client.close()
     expected = int(load.jobs * (ended_ms - began_ms) / INTERVAL_MS)
-    return _judged(load, completed / expected, durations, (rss_early >> 20, rss_late >> 20), cpu / seconds)
+    row = _judged(load, completed / expected, durations, (rss_early >> 20, rss_late >> 20), cpu / seconds)
+    return {**row, "storage_cores": round(raw, 2)}
+
+
+def _storage_cpu_s(state: Path, cores: list[int]) -> float:
+    """What the file operations of one checkpoint take of a core by themselves, beside a sidecar that works: claim and metadata of
+    its size are written, those of the one before deleted."""
+    size = max((path.stat().st_size for path in state.glob("*/chk-*/_metadata")), default=0)
+    paths, data = JobPaths("f" * 32), bytes(size)
+    others = os.sched_getaffinity(0)
+    os.sched_setaffinity(threading.get_native_id(), cores)
+    try:
+        with tempfile.TemporaryDirectory(dir=state.parent) as folder:
+            storage = open_storage(folder)
+            began = time.thread_time()
+            for number in range(1, RAW_CHECKPOINTS + 1):
+                storage.execute(PutIfAbsent(paths.claim(number), data[:200]))
+                storage.execute(PutIfAbsent(paths.decision(number), data))
+                storage.execute(DeleteFile(paths.claim(number - 1)))
+                storage.execute(DeleteFolder(paths.checkpoint(number - 1)))
+            return (time.thread_time() - began) / RAW_CHECKPOINTS
+    finally:
+        os.sched_setaffinity(threading.get_native_id(), others)
 
 
 def _graph(load: Load, number: int) -> JobGraph:

@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from holdfast.api.access.issued import hide_tokens
+from holdfast.api.access.networks import network_of
 from holdfast.statebackends.decoding import UNDECODABLE, decode_json
 from holdfast.statebackends.layout import audit_path, is_further_chain, parse_audit_path
 
@@ -134,11 +135,10 @@ class Noted(msgspec.Struct, frozen=True):
 
     @property
     def sender(self) -> str:
-        """Credential, or address without its port: of IPv6 the network of 64 bits, all of which one machine may have."""
+        """Credential, or `network_of` the address."""
         if self.credential:
             return f"credential {self.credential}"
-        host = self.peer.rpartition(":")[0] or self.peer
-        return ":".join(host.split(":")[:4]) if ":" in host else host
+        return network_of(self.peer.rpartition(":")[0] or self.peer)
 
 
 FURTHER = "further"

@@ -19,6 +19,7 @@ from anyio import CapacityLimiter, to_thread
 
 from holdfast.api.access import issued, worker_tokens
 from holdfast.api.access.issued import TokenRecord
+from holdfast.api.access.networks import network_of
 from holdfast.api.access.request_budget import RequestBudget
 from holdfast.api.access.roles import ANY_JOB, Access, Caller, Role
 from holdfast.api.access.sessions import OWN_TOKEN, Sessions
@@ -41,7 +42,7 @@ READ_TIMEOUT_S = 2.5
 RETRY_EVERY_S = 0.5
 """Pause behind a reading that failed: made-up tokens must not cause one each."""
 LOGINS_PER_S = 5
-"""Logins of one address; twice as many at once."""
+"""Logins of one address, or network of one machine; twice as many at once."""
 CLOCK_MS_MAX = 300_000
 """Difference of clocks that is said: a token of another machine is from the future, or this machine's clock was changed."""
 _CREDENTIAL_BYTES_MAX = 8_192
@@ -145,7 +146,7 @@ class Authenticator:
     async def log_in(self, token: str, peer: str) -> Login:
         """Begin a session. `peer`: the browser's address. Raises AuthenticationError, AccessDeniedError for a worker's token,
         TooManyRequestsError, StorageUnavailableError."""
-        wait_ms = self._logins.take(peer, per_s=LOGINS_PER_S, now_ms=self._steady_ms())
+        wait_ms = self._logins.take(network_of(peer), per_s=LOGINS_PER_S, now_ms=self._steady_ms())
         if wait_ms:
             raise TooManyRequestsError("too many logins from this address: try again later", retry_after_ms=wait_ms)
         if not self.has_token:

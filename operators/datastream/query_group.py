@@ -85,7 +85,8 @@ class QueryGroup:
         """Take a savepoint that has the queries' own checkpoints, and return its location. The queries are held between two batches
         meanwhile, until all that they gave was read. stop: the job ends with it.
 
-        Raises TimeoutError where a batch, or what reads it, takes longer."""
+        Raises TimeoutError where a batch, or what reads it, takes longer. If copying the queries' checkpoints fails, a note of the
+        error says where the savepoint is: without them, a job goes on from it where the queries' own checkpoints are."""
         job = self._job
         queries: Sequence[StreamQuery] = getattr(job, "inputs", ())
         if job is None or not queries:
@@ -101,5 +102,9 @@ class QueryGroup:
                     raise TimeoutError(f"rows of {waiting} were not read within {timeout_s:.0f} s")
                 time.sleep(POLL_S)
             location = job.stop(target) if stop else job.savepoint(target)
-            save_queries(location, queries)
+            try:
+                save_queries(location, queries)
+            except Exception as error:
+                error.add_note(f"the savepoint is at {location}, without the checkpoints of the queries")
+                raise
         return location

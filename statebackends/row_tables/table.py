@@ -22,6 +22,7 @@ from holdfast.statebackends.row_tables.probe import MatchFilter, Probe, matches_
 from holdfast.statebackends.row_tables.run import Mask, Matches, Numbers, RowColumns, Run, RunContents, namespaces_of
 from holdfast.statebackends.row_tables.scan import Scan
 from holdfast.statebackends.row_tables.time_order import TimeOrder
+from holdfast.statebackends.row_tables.type_text import unkept_column
 from holdfast.statebackends.state import NO_TIME, KeyColumn, RowMatches, RowTableStateDescriptor
 from holdfast.statebackends.storage.failures import refusal
 
@@ -502,13 +503,19 @@ class SortedRowTable:
 
 
 def check_row_table(descriptor: RowTableStateDescriptor) -> None:
-    """Raises InvalidConfigError for columns that can't be told apart."""
+    """Raises InvalidConfigError for columns that can't be told apart, or whose rows no snapshot could keep."""
     names = descriptor.schema.names if isinstance(descriptor.schema, pa.Schema) else None
     if names is None:
         raise InvalidConfigError(f"state {descriptor.name!r}: its schema is no pyarrow.Schema", state=descriptor.name)
     for name in names:
         if not name or names.count(name) > 1:
             raise InvalidConfigError(f"state {descriptor.name!r}: column {name!r} is empty or there twice", state=descriptor.name)
+    if (column := unkept_column(descriptor.schema)) is not None:
+        raise InvalidConfigError(
+            f"state {descriptor.name!r}: column {column.name!r} is {column.type}, which a row table can't keep: cast it",
+            state=descriptor.name,
+            column=column.name,
+        )
 
 
 def sorted_run(pieces: Sequence[Rows], schema: pa.Schema, key_fields: int, *, by_time: bool = False) -> Run | None:

@@ -47,6 +47,31 @@ def fields_of_text(text: str) -> list[pa.Field] | None:
     return fields if parser.at == len(text) else None
 
 
+def unkept_column(schema: pa.Schema) -> pa.Field | None:
+    """The first column whose type a row table can't keep: its text is not known here, or no snapshot of it could be read again."""
+    for field in schema:
+        if fields_of_text(row_table_text(pa.schema([field]))) is None or _is_unreadable(field.type):
+            return field
+    return None
+
+
+def _is_unreadable(kind: pa.DataType) -> bool:
+    """Whether restores and savepoints lack what this type needs: pyarrow selects no rows of views, Parquet has no empty groups."""
+    types = pa.types
+    if types.is_string_view(kind) or types.is_binary_view(kind) or (types.is_struct(kind) and not kind.num_fields):
+        return True
+    return any(_is_unreadable(child) for child in _children(kind))
+
+
+def _children(kind: pa.DataType) -> list[pa.DataType]:
+    """Types within one that has a text."""
+    if pa.types.is_struct(kind):
+        return [kind.field(index).type for index in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [kind.key_type, kind.item_type]
+    return [kind.value_type] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
 def stored_name(name: str) -> str:
     """Of a user's column in a stored table; other names for other columns."""
     return f"{OWN_COLUMN}{name}" if _OURS.fullmatch(name) else name

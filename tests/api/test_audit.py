@@ -126,8 +126,9 @@ def test_refusals_are_counted_beyond_their_bound() -> None:
     [
         [f"10.0.0.8:{port}" for port in range(1_000)],
         [f"2001:db8:1:2:{number:x}::1:80" for number in range(1, 1_000)],
+        [f"2001:db8::{number:x}:80" for number in range(1, 1_000)],
     ],
-    ids=["ports", "addresses of one network"],
+    ids=["ports", "addresses of one network", "addresses of one network, with zeros left out"],
 )
 def test_one_sender_does_not_use_up_the_refusals_of_all(senders: list[str]) -> None:
     recording = recorder()

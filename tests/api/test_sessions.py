@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from holdfast.api.access.authenticator import LOGINS_PER_S, Authenticator
 from holdfast.api.access.sessions import LIFE_MS, OWN_TOKEN, SESSIONS_PER_TOKEN_MAX, Sessions
 from holdfast.api.server.main import EmbeddedCoordinator
 from holdfast.api.settings import server_settings
-from holdfast.statebackends.errors import AuthenticationError
+from holdfast.statebackends.errors import AuthenticationError, TooManyRequestsError
 from tests.api.fakes import JOB, TOKEN, FakeCoordinator, Served, serving
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -229,6 +230,23 @@ def test_a_session_ends_within_five_seconds_when_its_token_is_revoked_elsewhere(
             await here.caller_of_session(login.text)
 
     asyncio.run(outcome())
+
+
+def test_logins_are_bounded_by_the_network_of_a_machine(tmp_path: Path) -> None:
+    here = Authenticator(str(tmp_path), TOKEN, monotonic_s=lambda: 100.0)
+
+    async def refused(peers: list[str]) -> int:
+        count = 0
+        for peer in peers:
+            with contextlib.suppress(AuthenticationError):
+                try:
+                    await here.log_in("guessed", peer)
+                except TooManyRequestsError:
+                    count += 1
+        return count
+
+    assert asyncio.run(refused([f"2001:db8::{number:x}" for number in range(40)])) == 30
+    assert asyncio.run(refused([f"2001:db8:0:{number:x}::1" for number in range(1, 41)])) == 0
 
 
 def test_a_session_of_one_job_sees_that_job_alone(service: Served) -> None:

@@ -15,7 +15,7 @@ from holdfast.operators.functions.joins.output import JoinSide
 from holdfast.statebackends.errors import GraphError
 from holdfast.statebackends.row_tables.key_codes import distinct_keys as numbers_of
 from holdfast.statebackends.row_tables.key_codes import equal_rows, key_codes
-from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
+from holdfast.statebackends.row_tables.type_text import unkept_column
 from holdfast.statebackends.serialization.key_columns import ArrowKeyColumn
 from holdfast.statebackends.state import RowMatches, RowTable, RowTableStateDescriptor
 
@@ -113,11 +113,10 @@ def _rows_of_time(table: RowTable, moment: int, rows_max: int, *, splits_keys: b
 def check_kept_columns(sides: Sequence[JoinSide], operator: str) -> None:
     """Raises GraphError naming the operator for a column that can't be kept in state."""
     for side in sides:
-        for column in side.columns:
-            if fields_of_text(row_table_text(pa.schema([column]))) is None:
-                raise GraphError(
-                    f"operator {operator!r} keeps rows in its state, and column {column.name!r} is {column.type}: cast it, or "
-                    "leave it out in front of the join",
-                    operator=operator,
-                    column=column.name,
-                )
+        if (column := unkept_column(pa.schema(side.columns))) is not None:
+            raise GraphError(
+                f"operator {operator!r} keeps rows in its state, and column {column.name!r} is {column.type}: cast it, or "
+                "leave it out in front of the join",
+                operator=operator,
+                column=column.name,
+            )

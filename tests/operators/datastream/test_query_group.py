@@ -16,6 +16,7 @@ from holdfast.operators.datastream.query_group import QueryGroup
 from holdfast.operators.sources.stream_input import BatchManifest
 from holdfast.operators.sources.stream_query import StreamQuery
 from holdfast.operators.sources.stream_savepoint import GroupRecord
+from holdfast.statebackends.errors import HoldfastError
 from tests.operators.sources.test_stream import FOLDER, source
 
 
@@ -99,3 +100,17 @@ def test_a_group_that_skips_idle_queries_is_seen(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(StreamQuery, "held", skipping)
     rows, copies = savepoint_of_a_group(tmp_path)
     assert rows != copies
+
+
+def test_a_savepoint_without_copies_is_named(tmp_path: Path) -> None:
+    job: Any = Busy(tmp_path)
+    group = QueryGroup(SimpleNamespace())  # type: ignore[arg-type]
+    group._job = job
+    (tmp_path / "savepoint").mkdir()
+    (tmp_path / "savepoint/queries").write_text("no folder")
+    with pytest.raises(HoldfastError) as failed:
+        group.savepoint(tmp_path / "savepoint")
+    assert f"the savepoint is at {tmp_path}/savepoint, without the checkpoints of the queries" in failed.value.__notes__
+    for thread in job.waiting:
+        thread.join(10)
+        assert not thread.is_alive(), "the queries go on"

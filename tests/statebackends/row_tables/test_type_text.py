@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
-from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text
+from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.row_tables.type_text import fields_of_text, row_table_text, unkept_column
+from holdfast.statebackends.serialization.keys import KeyType
+from holdfast.statebackends.serialization.state_serializer import state_meta
+from holdfast.statebackends.state import RowTableStateDescriptor
 
 TYPES = [
     pa.int8(), pa.uint64(), pa.float32(), pa.string(), pa.large_string(), pa.binary(7), pa.bool_(), pa.date32(), pa.time64("us"),
@@ -25,3 +30,24 @@ def test_columns_as_text_and_back() -> None:
     assert [field.type for field in found] == TYPES
     for broken in (text[:-1], text[1:], f"{text}x", text.replace("int8", "int7"), "rowtable<a int64>"):
         assert fields_of_text(broken) is None
+
+
+UNKEPT = [
+    pa.string_view(), pa.binary_view(), pa.struct([]), pa.month_day_nano_interval(), pa.dictionary(pa.int32(), pa.string()),
+    pa.list_(pa.string_view()), pa.large_list(pa.struct([])), pa.map_(pa.string(), pa.binary_view()),
+    pa.struct([("a", pa.int64()), ("b", pa.list_(pa.month_day_nano_interval()))]), pa.list_(pa.int64(), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNKEPT, ids=str)
+def test_a_column_that_no_snapshot_can_keep_is_refused_where_it_is_declared(kind: pa.DataType) -> None:
+    schema = pa.schema([("kept", pa.int64()), ("bad", kind)])
+    assert unkept_column(schema) == schema.field("bad")
+    with pytest.raises(InvalidConfigError, match="state 'rows': column 'bad' is .*cast it") as refused:
+        state_meta(RowTableStateDescriptor("rows", schema), KeyType.of(int))
+    assert (refused.value.state, refused.value.column) == ("rows", "bad")
+
+
+def test_columns_that_snapshots_keep_are_taken() -> None:
+    kept = [kind for kind in TYPES if kind != pa.struct([])]
+    assert unkept_column(pa.schema([(f"c{number}", kind) for number, kind in enumerate(kept)])) is None
