@@ -43,7 +43,7 @@ UNKEPT = [
 def test_a_column_that_no_snapshot_can_keep_is_refused_where_it_is_declared(kind: pa.DataType) -> None:
     schema = pa.schema([("kept", pa.int64()), ("bad", kind)])
     assert unkept_column(schema) == schema.field("bad")
-    with pytest.raises(InvalidConfigError, match="state 'rows': column 'bad' is .*cast it") as refused:
+    with pytest.raises(InvalidConfigError, match=r"state 'rows': column 'bad' is .*cast it") as refused:
         state_meta(RowTableStateDescriptor("rows", schema), KeyType.of(int))
     assert (refused.value.state, refused.value.column) == ("rows", "bad")
 
