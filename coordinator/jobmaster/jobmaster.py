@@ -577,7 +577,7 @@ class JobMaster:
         restored = lifecycle.restore_point
         if runs_it:
             for trigger in self.coordinator.triggers_to_repeat():
-                self._trigger(slot, trigger)
+                self._trigger(slot, _trigger_command(trigger))
             newest = self.coordinator.newest
             # A barrier of another worker may have come, or may yet come, of an id that this worker was never told of.
             for checkpoint_id in self.coordinator.aborted_ids:
@@ -609,8 +609,9 @@ class JobMaster:
     def _perform(self, action: actions.Action) -> None:
         match action:
             case actions.SendTriggers():
+                command = _trigger_command(action)
                 for slot in self.slot_pool.slots:
-                    self._trigger(slot, action)
+                    self._trigger(slot, command)
             case actions.NotifyComplete():
                 self.lifecycle.completed(action)
                 self.slot_pool.broadcast(NotifyCheckpointComplete(action.attempt, action.checkpoint_id, action.timestamp_ms))
@@ -657,24 +658,26 @@ class JobMaster:
         if self.triggers.end(outcome):
             self.lifecycle.end(JobState.CANCELED, "")
 
-    def _trigger(self, slot: Slot, trigger: actions.SendTriggers) -> None:
+    def _trigger(self, slot: Slot, command: TriggerCheckpoint) -> None:
         """Send a trigger to a process with a source; all others get barriers."""
-        if slot.index >= self._source_slots:
-            return
-        command = TriggerCheckpoint(
-            attempt=trigger.attempt,
-            checkpoint_id=trigger.checkpoint_id,
-            timestamp_ms=trigger.timestamp_ms,
-            kind=trigger.request.kind,
-            folder=trigger.folder,
-            drain=trigger.request.drain,
-            base=trigger.base,
-            native=trigger.request.native,
-            unaligned=trigger.unaligned,
-            aligned_timeout_ms=trigger.aligned_timeout_ms,
-            erasure=msgspec.UNSET if trigger.request.erasure is None else trigger.request.erasure,
-        )
-        self.slot_pool.send(slot, command)
+        if slot.index < self._source_slots:
+            self.slot_pool.send(slot, command)
+
+
+def _trigger_command(trigger: actions.SendTriggers) -> TriggerCheckpoint:
+    return TriggerCheckpoint(
+        attempt=trigger.attempt,
+        checkpoint_id=trigger.checkpoint_id,
+        timestamp_ms=trigger.timestamp_ms,
+        kind=trigger.request.kind,
+        folder=trigger.folder,
+        drain=trigger.request.drain,
+        base=trigger.base,
+        native=trigger.request.native,
+        unaligned=trigger.unaligned,
+        aligned_timeout_ms=trigger.aligned_timeout_ms,
+        erasure=msgspec.UNSET if trigger.request.erasure is None else trigger.request.erasure,
+    )
 
 
 def _check_own(slot: int, reports: Iterable[SubtaskStatus | SubtaskMetrics]) -> None:

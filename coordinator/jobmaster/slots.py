@@ -9,6 +9,7 @@ It knows nothing of tasks or checkpoints, and decides no command."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from holdfast.barriers.messages import (
     INT_MAX,
     SOCKET_PATH_BYTES_MAX,
     TEXT_BYTES_MAX,
+    Deploy,
     NumberedCommand,
     RegisterWorker,
     ShutdownWorker,
@@ -44,7 +46,8 @@ from holdfast.statebackends.errors import (
 )
 
 OUTBOX_COMMANDS_MAX = 1_000
-"""Newest commands of a session that are kept for a stream that is resumed."""
+"""Newest commands of a session that are kept for a stream that is resumed: from the last deployment but one on, at
+most."""
 
 
 class Outbox:
@@ -53,26 +56,38 @@ class Outbox:
     def __init__(self, epoch: int, session: str, *, commands_max: int = OUTBOX_COMMANDS_MAX) -> None:
         self.epoch = epoch
         self.session = session
-        self._commands: deque[NumberedCommand] = deque(maxlen=commands_max)
+        self._commands: deque[WorkerCommand] = deque(maxlen=commands_max)
+        """Without their numbers: most are one object for all slots, of which a large job has thousands."""
         self._last_number = 0
+        self._deployed = 0
+        """Number of the newest deployment."""
 
     @property
     def last_number(self) -> int:
         return self._last_number
 
     def append(self, command: WorkerCommand) -> NumberedCommand:
-        """Number a command and keep it."""
+        """Number a command and keep it. A deployment may hold megabytes: two are kept, and nothing before them."""
         self._last_number += 1
-        numbered = NumberedCommand(self.epoch, self.session, self._last_number, command)
-        self._commands.append(numbered)
-        return numbered
+        self._commands.append(command)
+        if isinstance(command, Deploy):
+            while self._commands and self._last_number - len(self._commands) + 1 < self._deployed:
+                self._commands.popleft()
+            self._deployed = self._last_number
+        return self._numbered(self._last_number, command)
 
     def resume(self, after: int) -> tuple[NumberedCommand, ...] | None:
         """Commands after number `after`; None if some of them are no longer kept, or `after` was never sent."""
         if after > self._last_number or after < 0:
             return None
-        kept = tuple(numbered for numbered in self._commands if numbered.number > after)
-        return kept if len(kept) == self._last_number - after else None
+        missed = self._last_number - after
+        if missed > len(self._commands):
+            return None
+        newest = itertools.islice(self._commands, len(self._commands) - missed, None)
+        return tuple(self._numbered(number, command) for number, command in enumerate(newest, after + 1))
+
+    def _numbered(self, number: int, command: WorkerCommand) -> NumberedCommand:
+        return NumberedCommand(self.epoch, self.session, number, command)
 
 
 class Verdict(StrEnum):

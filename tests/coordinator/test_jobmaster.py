@@ -202,6 +202,34 @@ def test_stream_resumes_behind_a_number_and_closes_when_commands_are_gone() -> N
     assert outbox.resume(6) is None
 
 
+def test_two_deployments_are_kept_and_no_command_before_them() -> None:
+    """Each holds the handles that its subtasks restore: those of many restarts would fill the memory."""
+    outbox, deployment = Outbox(1, "s"), Deploy(Rig().run().deployment(0))
+    for attempt in range(1, 5):
+        outbox.append(CancelTasks(attempt))
+        outbox.append(deployment)
+    assert outbox.resume(4) is None
+    resumed = outbox.resume(5)
+    assert resumed is not None
+    assert [numbered.number for numbered in resumed] == [6, 7, 8]
+    assert [numbered.command for numbered in resumed] == [deployment, CancelTasks(4), deployment]
+    assert outbox.resume(8) == ()
+
+
+def test_a_worker_that_lacks_commands_before_two_deployments_registers_again() -> None:
+    rig = Rig().run()
+    for attempt in (1, 2, 3):
+        rig.register(1, task_attempt=attempt)
+        rig.report(0, attempt, TaskState.CANCELED)
+        rig.pass_time(5_000)
+        assert rig.state == "RUNNING"
+    with pytest.raises(FencedError, match="register again"):
+        rig.open_stream(0)
+    deployment = rig.register(0).deployment
+    assert deployment is not None
+    assert deployment.attempt == 4
+
+
 def test_late_end_of_a_replaced_stream_ends_nothing() -> None:
     """A broken connection is often noticed after its worker has opened the next stream, in the same session."""
     rig = Rig().run()
