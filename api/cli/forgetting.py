@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -11,7 +12,7 @@ import msgspec
 from holdfast.api.cli import console
 from holdfast.api.client import RestClient
 from holdfast.api.snapshots.forgetting import Certificate, forget
-from holdfast.statebackends.errors import InvalidConfigError
+from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 
 KEY_BYTES_MAX = 65_536
 
@@ -57,18 +58,38 @@ def run_forget(
 
 
 def _check_place(certificate: Path | None) -> None:
-    if certificate is not None and not certificate.absolute().parent.is_dir():
-        raise InvalidConfigError(f"{certificate.parent} is no folder: the certificate can't be written", setting="certificate")
+    """Raise InvalidConfigError for a file that can't be written: behind the erasure it would be too late to name another one."""
+    if certificate is None:
+        return
+    try:
+        is_new = not os.path.lexists(certificate)
+        with certificate.open("ab"):
+            pass
+        if is_new:
+            certificate.unlink()
+    except OSError as error:
+        message = f"the certificate can't be written to {certificate}: {error.strerror}; nothing was erased"
+        raise InvalidConfigError(message, setting="certificate") from error
+
+
+def _write(certificate: Path, content: bytes) -> None:
+    """Raises StorageUnavailableError: the certificate was shown, and is on standard output alone."""
+    try:
+        certificate.write_bytes(content)
+    except OSError as error:
+        message = f"the key was forgotten, and the certificate could not be written to {certificate}: {error.strerror}"
+        raise StorageUnavailableError(message, path=str(certificate)) from error
 
 
 def _shown(found: Certificate, certificate: Path | None, *, as_json: bool) -> bool:
+    """Shown first: what is deleted is deleted, and no file that can't be written must take away what says so."""
     document = msgspec.to_builtins(found)
-    if certificate is not None:
-        certificate.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     if as_json:
         console.show_json(document)
     else:
         _show(found)
+    if certificate is not None:
+        _write(certificate, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     return found.is_complete
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -592,6 +593,34 @@ def test_the_command_prints_the_certificate_and_its_exit_code_says_whether_it_is
     assert certificate["format"] == "holdfast-forget-certificate"
     assert certificate["result"] in done.output
     assert KEY not in done.output
+
+
+def test_a_certificate_that_can_not_be_written_is_refused_before_anything_is_erased(tmp_path: Path) -> None:
+    directory = make_job(tmp_path)
+    before = files_with(tmp_path, KEY)
+    arguments = ("forget", JOB, "--state-dir", directory, "--to", tmp_path / "savepoints", "--state", UID, "*", "--key", KEY)
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "folder", tmp_path / "none" / "certificate.json"):
+        done = CliRunner().invoke(app, list(map(str, (*arguments, "--certificate", place))))
+        assert (done.exit_code, f"can't be written to {place}: " in done.stderr) == (2, True), done.output
+    assert files_with(tmp_path, KEY) == before
+    mistyped = ("forget", JOB, "--state-dir", directory, "--to", tmp_path / "savepoints", "--state", "x", "*", "--key", KEY)
+    kept = tmp_path / "new.json"
+    assert CliRunner().invoke(app, list(map(str, (*mistyped, "--certificate", kept)))).exit_code == 1
+    assert not kept.exists(), "no empty certificate is left"
+
+
+def test_a_certificate_whose_file_fails_at_the_end_is_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_job(tmp_path)
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    arguments = ("forget", JOB, "--state-dir", directory, "--to", tmp_path / "savepoints", "--state", UID, "*", "--key", KEY)
+    done = CliRunner().invoke(app, list(map(str, (*arguments, "--json", "--certificate", tmp_path / "certificate.json"))))
+    assert (done.exit_code, "certificate.json: No space left on device" in done.stderr) == (1, True), done.output
+    assert json.loads(done.stdout)["is_complete"]
 
 
 def test_the_result_is_read_once_and_before_anything_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
