@@ -175,7 +175,9 @@ def derive_cost(
     """`files`: of the job's directory; `savepoints`: those in the folders of its savepoints, by id."""
     placed = _place(job.job_id, files)
     gone = {number for number, facts in savepoints.items() if not facts}  # disposed of by their user
-    points = [each for each in reversed(job.with_fact(CheckpointFact.COMPLETED)) if each.checkpoint_id not in gone]
+    completed = job.with_fact(CheckpointFact.COMPLETED)
+    gone |= {each.checkpoint_id for each in completed if not _is_elsewhere(each) and each.checkpoint_id not in placed.folders}
+    points = [each for each in reversed(completed) if each.checkpoint_id not in gone]
     found = [_of_checkpoint(each, placed, savepoints, labels.get(each.checkpoint_id, ())) for each in points]
     everything = [*files, *(fact for facts in savepoints.values() for fact in facts)]
     small = [fact for fact in everything if fact.size < SMALL_FILE_BYTES]
@@ -192,7 +194,7 @@ def derive_cost(
         small_files=len(small),
         small_file_size=_size(small),
         checkpoints=tuple(found),
-        requests=_requests(job, placed.folders, placed.shared),
+        requests=_requests(job, points, placed),
         unread=tuple(unread),
     )
 
@@ -247,18 +249,18 @@ def _size(facts: Iterable[FileFacts]) -> int:
     return sum(fact.size for fact in facts)
 
 
-def _requests(job: RecordedJob, folders: Mapping[int, Sequence[FileFacts]], shared: Mapping[str, FileFacts]) -> Requests | None:
+def _requests(job: RecordedJob, points: Sequence[RecordedCheckpoint], placed: _Placed) -> Requests | None:
     """By the interval that holds, settings that were changed since the submission included: what is on record of the times of
-    checkpoints is of before the last change, or of a single one."""
-    points = [each for each in job.with_fact(CheckpointFact.COMPLETED) if isinstance(each.decision, Completed)]
+    checkpoints is of before the last change, or of a single one. `points`: completed ones that were listed, newest first."""
+    points = [each for each in points if isinstance(each.decision, Completed)]
     if not points or not job.is_live or job.newest_submission is None:
         return None
     config = derive_config(job, job.newest_submission)
     if config.checkpoint_interval_ms is None:
         return None
-    newest, interval_ms = points[-1], max(config.checkpoint_interval_ms, config.min_pause_ms)
-    own = [fact for fact in folders.get(newest.checkpoint_id, ()) if not fact.path.rpartition("/")[2].startswith("_")]
-    written = len(own) + sum(writer_of(name) == newest.checkpoint_id for name in shared)
+    newest, interval_ms = points[0], max(config.checkpoint_interval_ms, config.min_pause_ms)
+    own = [fact for fact in placed.folders[newest.checkpoint_id] if not fact.path.rpartition("/")[2].startswith("_")]
+    written = len(own) + sum(writer_of(name) == newest.checkpoint_id for name in placed.shared)
     rate = HOUR_MS / interval_ms
     return Requests(
         checkpoints_per_hour=rate,

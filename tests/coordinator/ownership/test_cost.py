@@ -108,6 +108,19 @@ def test_files_that_checkpoints_share_count_once_in_the_sum(storage: DictStorage
     assert (cost.shared_size, cost.exclusive_size, cost.other_size, cost.total_size) == (100, 7, 0, 107)
 
 
+def test_a_checkpoint_that_completed_behind_the_listing_is_not_told_yet(storage: DictStorage) -> None:
+    """Its files were not listed: it is not one without files, and the next ones will not do without requests for them."""
+    job = run_flow(read_job(PATHS), storage)
+    facts = [FileFacts(path, len(content), 0) for path, content in storage.files.items() if path.startswith(f"{JOB}/")]
+    points = [FileFacts(path, len(content), 0) for path, content in storage.files.items() if path.startswith(f"{SAVEPOINT}/")]
+    whole = derive_cost(job, facts, {3: points}, {}, now_ms=1)
+    early = [fact for fact in facts if not fact.path.startswith(f"{PATHS.checkpoint(4)}/")]
+    cost = derive_cost(job, early, {3: points}, {}, now_ms=1)
+    assert [each.checkpoint_id for each in cost.checkpoints] == [3, 2, 1]
+    assert cost.requests == whole.requests
+    assert cost.total_size == cost.exclusive_size + cost.shared_size + cost.savepoint_size + cost.other_size
+
+
 def test_a_savepoint_that_can_not_be_listed_is_named(storage: DictStorage) -> None:
     class Away(DictStorage):
         def execute(self, operation: object) -> object:
