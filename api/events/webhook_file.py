@@ -6,14 +6,16 @@
     secret_file = "/etc/holdfast/pager.secret"     # whsec_..., or secret = "whsec_..." here: then the file is for its owner alone
     kinds = ["failure", "state"]                   # all if left out
     jobs = ["flights"]                             # names or ids; all if left out
+    ca_file = "/etc/ssl/own-ca.pem"                # of a receiver with a certificate of your own
 
-It is judged as a whole at the start; nothing is sent by one that has a fault."""
+Paths in it are relative to the file. It is judged as a whole at the start; nothing is sent by one that has a fault."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
+import ssl
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
@@ -22,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import urllib3
 
 from holdfast.api.events.cloudevents import KINDS
 from holdfast.statebackends.errors import InvalidConfigError
@@ -95,7 +99,7 @@ def _read(path: Path, wrong: Callable[[str], InvalidConfigError]) -> tuple[str, 
         return content.decode("utf-8"), not mode & (stat.S_IWGRP | stat.S_IRWXO)  # Kubernetes gives a pod's group its secrets
     except OSError as error:
         raise wrong(f"can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # no UTF-8, or a path that no file can have
         raise wrong(f"can't be read: {error}") from error
 
 
@@ -106,9 +110,7 @@ def _webhook(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Webho
     if unknown := sorted(set(table) - _KNOWN):
         raise _wrong(path, f"webhook {name} has {unknown[0][:40]!r}, which does not exist")
     url = _url(path, name, table)
-    ca_file = table.get("ca_file")
-    if ca_file is not None and (not isinstance(ca_file, str) or not Path(ca_file).is_file()):
-        raise _wrong(path, f"webhook {name}: ca_file is no file")
+    ca_file = _ca_file(path, name, table)
     kinds = _names(path, name, table, "kinds")
     if unknown := sorted(kinds - set(KINDS)):
         raise _wrong(path, f"webhook {name}: there is no kind {unknown[0][:40]!r}; there are {', '.join(KINDS)}")
@@ -122,6 +124,7 @@ def _url(path: Path, name: str, table: Mapping[str, Any]) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
+        urllib3.util.parse_url(url)  # what sends is stricter: a host like `%HOST%` would end the service
     except ValueError as error:
         raise _wrong(path, f"webhook {name}: url is no URL") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
@@ -131,6 +134,22 @@ def _url(path: Path, name: str, table: Mapping[str, Any]) -> str:
     if parts.scheme == "http" and insecure is not True:
         raise _wrong(path, f"webhook {name}: url is http, which anybody on the way reads: use https, or insecure_http = true")
     return url
+
+
+def _ca_file(path: Path, name: str, table: Mapping[str, Any]) -> str | None:
+    """Where the certificates are that a receiver is trusted by. They are read here once: each try to send would fail otherwise."""
+    given = table.get("ca_file")
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise _wrong(path, f"webhook {name}: ca_file is no path")
+    place = (path.parent / given).absolute()
+    try:
+        ssl.create_default_context(cafile=str(place))
+    except (OSError, ValueError) as error:  # those of SSL are of the first kind, a path that no file can have of the second
+        reason = getattr(error, "strerror", None) or error
+        raise _wrong(path, f"webhook {name}: its ca_file {place} can't be used: {reason}") from error
+    return str(place)
 
 
 def _names(path: Path, name: str, table: Mapping[str, Any], field: str) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import functools
 import http.server
 import io
@@ -28,6 +29,7 @@ from holdfast.api.events.webhooks import Webhooks, read_places, store_places
 from holdfast.api.logs import writing_log
 from holdfast.api.server.main import serve
 from holdfast.api.settings import server_settings
+from holdfast.api.tls.authority import draw_authority
 from holdfast.coordinator.history.feed import HistoryFeed
 from holdfast.coordinator.history.records import HistoryEntry, Position
 from holdfast.statebackends.errors import InvalidConfigError, NotLeaderError
@@ -176,6 +178,7 @@ def test_a_file_of_webhooks(tmp_path: Path) -> None:
         ('[[webhook]]\nname = "a"\nurl = "http://x/"\nsecret = "S"', "insecure_http"),
         ('[[webhook]]\nname = "a"\nurl = "https://u:p@x/"\nsecret = "S"', "password"),
         ('[[webhook]]\nname = "a"\nurl = "https://x:99999/"\nsecret = "S"', "no URL"),
+        ('[[webhook]]\nname = "a"\nurl = "https://%HOST%/"\nsecret = "S"', "no URL"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"', "secret_file"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "plain"', "whsec_"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "whsec_!!"', "base64"),
@@ -184,7 +187,9 @@ def test_a_file_of_webhooks(tmp_path: Path) -> None:
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\njobs = "flights"', "jobs"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret_file = "nowhere"', "webhook a: its secret_file "),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret_file = "nowhere"', "/nowhere can't be read: No such file"),
-        ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\nca_file = "nowhere"', "ca_file"),
+        ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\nca_file = "nowhere"', "ca_file .*/nowhere can't be used"),
+        ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\nca_file = "webhooks.toml"', "ca_file .*toml can't be used"),
+        ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\nca_file = 7', "ca_file is no path"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\n' * 2, "two webhooks"),
         ('[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret = "S"\n' * 17, "at most 16"),
     ],
@@ -194,6 +199,17 @@ def test_a_file_with_a_fault_is_refused_and_no_secret_is_told(tmp_path: Path, te
     with pytest.raises(InvalidConfigError, match=named) as caught:
         read_webhooks(path)
     assert SECRET.removeprefix("whsec_") not in str(caught.value)
+
+
+def test_places_in_the_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "own-ca.pem").write_bytes(draw_authority(datetime.datetime.now(datetime.UTC)).certificate_pem)
+    write(folder / "secret", SECRET)
+    text = '[[webhook]]\nname = "a"\nurl = "https://x/"\nsecret_file = "secret"\nca_file = "own-ca.pem"\n'
+    monkeypatch.chdir(tmp_path)  # a service begins in `/`, or wherever its unit says
+    (found,) = read_webhooks(write(folder / "webhooks.toml", text))
+    assert found.ca_file == str(folder / "own-ca.pem")
 
 
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
