@@ -313,7 +313,7 @@ def add_label(paths: JobPaths, checkpoint_id: int, label: str, mark: Mark) -> Fl
     mine = [view for view in known.labels if view.checkpoint_id == checkpoint_id and view.label == label]
     if mine:
         return msgspec.structs.replace(mine[0], timestamp_ms=timestamp_ms)
-    if len(known.labels) >= LABELS_MAX and not is_passing(label):
+    if not is_passing(label) and sum(not is_passing(view.label) for view in known.labels) >= LABELS_MAX:
         raise InvalidConfigError(f"job {paths.job_id} has {LABELS_MAX} labels, which is the limit: remove one", setting="label")
     for number in known.gone:  # ids are never taken again
         yield DeleteFile(paths.labelled(number))

@@ -264,6 +264,7 @@ def test_labels_are_bounded(storage: DictStorage) -> None:
         run_flow(add_label(PATHS, 11, passing, mark()), storage)
         run_flow(remove_label(PATHS, passing, mark()), storage)
     run_flow(remove_label(PATHS, "one-0", mark()), storage)
+    run_flow(add_label(PATHS, 12, "drilling0123456789abcdef", mark()), storage)  # takes nobody's room
     run_flow(add_label(PATHS, 11, "more", mark()), storage)
 
 
