@@ -93,6 +93,8 @@ NOT_COVERED = {
     "also the input that the job keeps in sources/",
     "output": "what sinks wrote, staged and committed",
     "copies": "copies of snapshots that were made elsewhere, and backups; give savepoints that no record names with --snapshot",
+    "other_jobs": "branches of the job, and jobs of other names that were started from its snapshots: they have state of their "
+    "own; forget the key there, too",
     "operator_lists": "lists of operators that are not keyed, which the result has as they were: records that wait for answers, "
     "what sinks have staged",
     "local_copies": "copies of state on the disks of workers' hosts, but those below --local here: workers delete them at the "

@@ -153,7 +153,7 @@ def test_no_file_decodes_to_the_key_and_everything_else_is_there(tmp_path: Path,
     assert (certificate.remaining, certificate.kept) == ((), {})
     folder = f"{tmp_path}/state/{JOB}"
     assert certificate.erased_records == {f"{folder}/history": 2, f"{folder}/drills": 1}
-    assert {"sources", "output", "copies", "local_copies", "object_versions"} <= set(certificate.not_covered)
+    assert {"sources", "output", "copies", "other_jobs", "local_copies", "object_versions"} <= set(certificate.not_covered)
     job = run_flow(read_job(JobPaths(JOB)), LocalStorage(tmp_path / "state"))
     assert [number for number, each in job.checkpoints.items() if not isinstance(each.decision, SavepointRecord)] == []
 
