@@ -40,7 +40,7 @@ def _ask_spark(what: Examined) -> Iterator[Finding]:
     if directory is not None and not storage.is_there(directory):
         yield skipped("shared directory", f"{directory} does not exist here: executors are not asked about it")
         directory = None
-    yield from executors.ask_spark(what.url and what.url.split(",")[0], directory, settings)
+    yield from executors.ask_spark(what.url, directory, settings)
 
 
 def examine(what: Examined, environment: Mapping[str, str]) -> list[Finding]:

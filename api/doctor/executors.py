@@ -43,18 +43,20 @@ class SharedFile(NamedTuple):
 
 
 def probe(url: str | None, shared: SharedFile | None) -> dict[str, Any]:
-    """What one executor sees; runs there, with Python's own modules alone."""
+    """What one executor sees; runs there, with Python's own modules alone. `url`: one, or those of several members with commas
+    between; those that it does not reach are `lost`, each with why."""
     import urllib.parse
 
     seen: dict[str, Any] = {"host": socket.gethostname(), "python": platform.python_version(), "time_s": time.time()}
-    if url is not None:
-        parts = urllib.parse.urlsplit(url)
+    lost: dict[str, str] = {}
+    for each in url.split(",") if url is not None else ():
+        parts = urllib.parse.urlsplit(each)
         try:
             address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
             socket.create_connection(address, CONNECT_TIMEOUT_S).close()
-            seen["reaches"] = True
         except OSError as error:
-            seen["reaches"], seen["why"] = False, str(error)
+            lost[each] = str(error)
+    seen["lost"] = lost
     if shared is not None:
         seen["directory"], seen["why_not"] = _look(shared)
     return seen
@@ -95,13 +97,8 @@ def judge(
     seen = list(seen)
     by_host = {str(each["host"]): each for each in seen}
     hosts = f"{len(by_host)} {'host' if len(by_host) == 1 else 'hosts'} ({', '.join(sorted(by_host)[:5])})"
-    lost = {host: each for host, each in by_host.items() if each.get("reaches") is False}
-    if lost:
-        host, each = min(lost.items())
-        fix = "open the port to the executors' network, or give `serve` the --advertised-host that they can reach"
-        yield fault("executors", f"{len(lost)} of {hosts} can't reach {url}; {host}: {each.get('why', '')}", fix)
-    elif url is not None:
-        yield ok("executors", f"{hosts} reach {url}")
+    if url is not None:
+        yield from _judge_way(seen, url, hosts)
     if directory is not None and seen:
         yield _judge_directory(seen, directory, hosts)
     mine = platform.python_version_tuple()[:2]
@@ -113,6 +110,20 @@ def judge(
     times_s = [float(each["time_s"]) for each in by_host.values()]
     off_s = max((max(0.0, began_s - each, each - ended_s) for each in times_s), default=0.0)
     yield skew("executors' clocks", int(off_s * 1000), "the clock of an executor")
+
+
+def _judge_way(seen: Sequence[dict[str, Any]], url: str, hosts: str) -> Iterator[Finding]:
+    """A finding for each member that some host does not reach. Workers need the way to all: any may lead next."""
+    is_reached = True
+    for each in url.split(","):
+        lost = {str(one["host"]): str(one["lost"][each]) for one in seen if each in one["lost"]}
+        if lost:
+            is_reached = False
+            host, why = min(lost.items())
+            fix = "open the port to the executors' network, or give `serve` the --advertised-host that they can reach"
+            yield fault("executors", f"{len(lost)} of {hosts} can't reach {each}; {host}: {why}", fix)
+    if is_reached:
+        yield ok("executors", f"{hosts} reach {url.replace(',', ', ')}")
 
 
 _MOUNT = "mount the same file system at the same path on each host"

@@ -461,11 +461,38 @@ def test_what_an_executor_sees(served: Served, tmp_path: Path) -> None:
         lost = executors.probe("http://127.0.0.1:1", shared._replace(directory=str(tmp_path / "none")))
     found = by_check(list(executors.judge([seen], served.url, str(tmp_path), between_s=now())))
     assert {finding.verdict for finding in found.values()} == {Verdict.OK}
-    found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], served.url, "/data", between_s=now())))
+    found = by_check(list(executors.judge([seen, {**lost, "host": "b"}], "http://127.0.0.1:1", "/data", between_s=now())))
     assert (found["executors"].verdict, found["shared directory"].verdict) == (Verdict.FAULT, Verdict.FAULT)
     odd = {**seen, "python": "3.9.1", "time_s": time.time() - 86_400}
     found = by_check(list(executors.judge([odd], served.url, None, between_s=now())))
     assert (found["executors' Python"].verdict, found["executors' clocks"].verdict) == (Verdict.FAULT, Verdict.FAULT)
+
+
+def test_executors_are_asked_for_the_way_to_each_member(served: Served) -> None:
+    """A member that stands by is of no use where workers can't reach it."""
+    lost = "http://127.0.0.1:1"
+    one, both = executors.probe(served.url, None), executors.probe(f"{served.url},{lost}", None)
+    found = by_check(list(executors.judge([one], served.url, None, between_s=now())))["executors"]
+    assert (found.verdict, found.text.endswith(f"reach {served.url}")) == (Verdict.OK, True)
+    found = by_check(list(executors.judge([both], f"{served.url},{lost}", None, between_s=now())))["executors"]
+    assert found.verdict is Verdict.FAULT
+    assert f"can't reach {lost}" in found.text
+    assert served.url not in found.text
+    fine = {**both, "lost": {}}  # of one host: what one task could not reach is not mended by another that could
+    found = by_check(list(executors.judge([both, fine], f"{served.url},{lost}", None, between_s=now())))["executors"]
+    assert found.verdict is Verdict.FAULT
+
+
+def test_all_members_are_handed_to_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[str | None]()
+
+    def asked(url: str | None, where: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
+        given.append(url)
+        return iter(())
+
+    monkeypatch.setattr(executors, "ask_spark", asked)
+    run("--url", "http://127.0.0.1:1,http://127.0.0.1:2", "--spark", "--json")
+    assert given == ["http://127.0.0.1:1,http://127.0.0.1:2"]
 
 
 @pytest.fixture
