@@ -129,6 +129,27 @@ def test_requests_that_change_something_are_for_nobody_who_may_only_look() -> No
                 check_request(Caller(Role.VIEWER), method, filled(path))
 
 
+CHANGES = {
+    "add_label", "cancel", "change_settings", "drill", "erase_key", "lead", "leader_unreachable", "leave", "note_verified",
+    "remove_label", "request_checkpoint", "request_savepoint", "stop", "submit",
+}  # fmt: skip
+"""What a coordinator is asked for that is more than a look."""
+
+
+def test_no_get_but_that_of_yarn_changes_anything(tmp_path: Path) -> None:
+    coordinator, asked = FakeCoordinator(), set[str]()
+    endless = ("/events", "/commands")
+    with serving(coordinator, tmp_path) as served:
+        for path in (path for method, path in all_requests() if method == "GET" and not path.endswith(endless)):
+            coordinator.calls.clear()
+            answer = served.request("GET", filled(path))
+            assert answer.status < 500 or answer.status in (501, 503), path
+            done = {call[0] for call in coordinator.calls}
+            assert done & CHANGES == ({"cancel"} if path.endswith("yarn-cancel") else set()), path
+            asked |= done
+    assert {"cancel", "history", "labels", "drills", "cost", "health"} <= asked, "what was asked for got there"
+
+
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR, Role.WORKER])
 def test_a_confined_caller_asks_for_its_job_alone(role: Role) -> None:
     caller = Caller(role, OTHER_JOB)
