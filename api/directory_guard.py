@@ -187,4 +187,4 @@ def _last_coordinator(directory: Path) -> str:
 def open_coordinator(settings: ServerSettings, url: str) -> Coordinator:
     """Open the coordinator of a state directory; on `lead` it takes the lead of the directory's live jobs."""
 
-    return CoordinatorService(ServiceConfig(state_directory=settings.location, url=url))
+    return CoordinatorService(ServiceConfig(settings.location, url=url, drill_timeout_ms=settings.drill_timeout_ms))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.api.logs import FORMATS, LEVELS
 from holdfast.api.tokens import check_cleartext, check_exposure, check_token, is_loopback, load_or_create_token, read_token
 from holdfast.barriers.run_record import RunRecord, read_run_record
+from holdfast.coordinator.config import DRILL_TIMEOUT_MS, check_drill_timeout
 from holdfast.coordinator.standby.election import TAKEOVER_AFTER_MS, TAKEOVER_AFTER_S3_MS, ElectionConfig
 from holdfast.operators.worker.leader_retrieval import split_urls
 from holdfast.operators.worker.trust import read_authorities
@@ -59,6 +60,7 @@ _LIMITS = (
     "KEEP_ALIVE_INTERVAL_MS",
     "STOP_TIMEOUT_MS",
     "TAKEOVER_AFTER_MS",
+    "DRILL_TIMEOUT_MS",
 )
 
 
@@ -122,6 +124,8 @@ class ServerSettings:
     """One of several members on the state directory, of which one is active."""
     takeover_after_ms: int | None = None
     """Of a member: see `election.ElectionConfig`; None: 3 s, on S3 10 s."""
+    drill_timeout_ms: int = DRILL_TIMEOUT_MS
+    """A drill that takes longer is ended: 1,000 to 604,800,000."""
     log_level: str | None = None
     """One of logs.LEVELS; None: info for `holdfast serve`, the driver's own logging for an embedded coordinator."""
     log_format: str | None = None
@@ -147,6 +151,7 @@ class ServerSettings:
                 raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {chosen!r}", setting=name)
         if self.takeover_after_ms is not None:
             ElectionConfig(self.takeover_after_ms).check()
+        check_drill_timeout(self.drill_timeout_ms)
         if self.advertised_host is not None and not is_host(self.advertised_host):
             text = f"advertised_host must be the name or address of a host, without scheme or port, got {self.advertised_host!r}"
             raise InvalidConfigError(text, setting="advertised_host")

@@ -8,6 +8,16 @@ from holdfast.statebackends.errors import InvalidConfigError
 
 VIEW_INTERVAL_MS = 500
 
+DRILL_TIMEOUT_MS = 3_600_000
+DRILL_TIMEOUT_MS_MIN, DRILL_TIMEOUT_MS_MAX = 1_000, 7 * 24 * 3_600_000
+
+
+def check_drill_timeout(timeout_ms: int) -> None:
+    """Raise InvalidConfigError for a time out of bounds."""
+    if not DRILL_TIMEOUT_MS_MIN <= timeout_ms <= DRILL_TIMEOUT_MS_MAX:
+        text = f"drill_timeout_ms must be {DRILL_TIMEOUT_MS_MIN}..{DRILL_TIMEOUT_MS_MAX}, got {timeout_ms}"
+        raise InvalidConfigError(text, setting="drill_timeout_ms")
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
@@ -33,8 +43,8 @@ class ServiceConfig:
     """Least time between two views of a job that GETs are answered from; 0: each has what holds now. At least 0."""
     history: bool = True
     """Record what happens to jobs in their directories."""
-    drill_timeout_ms: int = 3_600_000
-    """A drill that takes longer is ended. At least 1,000."""
+    drill_timeout_ms: int = DRILL_TIMEOUT_MS
+    """A drill that takes longer is ended. At least 1,000, at most a week."""
     jobs_max: int = 1_000
     """Jobs in memory, ended ones included; the one that ended first is forgotten first. At least 1."""
     seed: int | None = None
@@ -48,9 +58,7 @@ class ServiceConfig:
         for name in (*threads, "inbox_events_max", "call_timeout_ms", "jobs_max"):
             if getattr(self, name) < 1:
                 raise InvalidConfigError(f"{name} must be at least 1, got {getattr(self, name)}", setting=name)
-        if self.drill_timeout_ms < 1_000:
-            text = f"drill_timeout_ms must be at least 1000, got {self.drill_timeout_ms}"
-            raise InvalidConfigError(text, setting="drill_timeout_ms")
+        check_drill_timeout(self.drill_timeout_ms)
         if self.view_interval_ms < 0:
             text = f"view_interval_ms must be at least 0, got {self.view_interval_ms}"
             raise InvalidConfigError(text, setting="view_interval_ms")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.api import directory_guard
 from holdfast.api.server.server import advertised_url, bind
 from holdfast.api.settings import (
     BODY_BYTES_MAX,
@@ -16,6 +17,7 @@ from holdfast.api.settings import (
     server_settings,
 )
 from holdfast.barriers.run_record import RunRecord, read_run_record, write_run_record
+from holdfast.coordinator.config import ServiceConfig
 from holdfast.statebackends.errors import InvalidConfigError, StorageUnavailableError
 from holdfast.statebackends.layout import RUN_FILE, TOKEN_FILE
 
@@ -56,6 +58,8 @@ def test_environment_is_read_and_flags_go_first(tmp_path: Path) -> None:
         ({"HOLDFAST_BODY_BYTES_MAX": "0"}, "body_bytes_max"),
         ({"HOLDFAST_CONNECTIONS_MAX": "15"}, "connections_max"),
         ({"HOLDFAST_KEEP_ALIVE_INTERVAL_MS": "-1"}, "keep_alive_interval_ms"),
+        ({"HOLDFAST_DRILL_TIMEOUT_MS": "999"}, "drill_timeout_ms"),
+        ({"HOLDFAST_DRILL_TIMEOUT_MS": "604800001"}, "drill_timeout_ms"),
         ({"HOLDFAST_ADVERTISED_HOST": "a b"}, "advertised_host"),
     ],
 )
@@ -129,6 +133,19 @@ def test_a_state_directory_by_its_url_is_that_folder_and_another_kind_of_url_is_
     with pytest.raises(InvalidConfigError, match="scheme 'gs' is not supported"):
         client_settings({}, state_dir="gs://bucket/state")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "c"]
+
+
+def test_a_drill_may_take_as_long_as_the_service_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+
+    def opened(config: ServiceConfig) -> None:
+        seen.append(config.drill_timeout_ms)
+
+    monkeypatch.setattr(directory_guard, "CoordinatorService", opened)
+    environments: list[dict[str, str]] = [{}, {"HOLDFAST_DRILL_TIMEOUT_MS": "86400000"}]
+    for environment in environments:
+        directory_guard.open_coordinator(server_settings(environment, state_dir=tmp_path), "http://localhost")
+    assert seen == [3_600_000, 86_400_000]
 
 
 def test_no_state_directory_is_an_error() -> None:
