@@ -7,6 +7,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import json
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from msgspec.structs import replace
 
 from holdfast.api.access.roles import Caller, Role
@@ -232,6 +234,25 @@ def test_worker_is_told_who_is_active(pair: tuple[Member, Member]) -> None:
     assert answer.headers["x-holdfast-error"] == NotLeaderError.__name__
     assert active.url in answer.headers["x-holdfast-fields"]
     assert "service_epoch" in answer.headers["x-holdfast-fields"]
+
+
+def test_browser_logs_in_at_the_active_member_and_is_told_which_that_is(pair: tuple[Member, Member]) -> None:
+    """A session is one member's (docs/ha.md, Load balancers): it is begun nowhere else, and its cookie is passed to nobody."""
+    active, standby = pair
+
+    def asked(member: Member, method: str, path: str, **headers: str) -> urllib3.BaseHTTPResponse:
+        body = json.dumps({"token": TOKEN}).encode() if method == "POST" else None
+        headers = {"Content-Type": "application/json", "Sec-Fetch-Site": "same-origin", **headers}
+        return member.http.request(method, member.url + path, body=body, headers=headers)
+
+    assert asked(standby, "GET", "/ui/").status == 200, "pages are the same everywhere"
+    refused = asked(standby, "POST", "/ui/login")
+    assert (refused.status, active.url in refused.data.decode()) == (503, True)
+    begun = asked(active, "POST", "/ui/login")
+    assert begun.status == 200
+    cookie = begun.headers["Set-Cookie"].partition(";")[0]
+    assert asked(active, "GET", "/v1/jobs/overview", Cookie=cookie).status == 200
+    assert asked(standby, "GET", "/v1/jobs/overview", Cookie=cookie).status == 401, "it knows no such session"
 
 
 def test_request_that_was_passed_on_is_not_passed_on_again(pair: tuple[Member, Member]) -> None:
