@@ -38,6 +38,10 @@ _CLASS = re.compile(rf"(?<![\w.])(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:{_ENDS}))(?=
 """The class of an error within a text. By its end: a name like `Source: orders` is none."""
 _ANY_CLASS = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*)(?=: )")
 """At the beginning of what is said to be an error, and of a line of a traceback, any name is that of a class."""
+_LED_TO = re.compile(
+    r"\b(?:raised |(?:FAILED|failed|declined|pending): (?=(?:\w+\.)*[A-Z]))(?:\w+\.)*([A-Za-z_]\w*)(?=: )"
+)
+"""Behind the words by which a sentence leads to an error, any name is that of a class, too: users end theirs as they like."""
 _PLACE = re.compile(
     r": (?:operator (?:'[^'\n]*'|\"[^\"\n]*\")(?:,? subtask \d+)?(?:: |$))?(?:[\w.<>]+ \([^()\n]*:\d+\)(?: raised [\w.]+)?)?"
 )
@@ -47,8 +51,8 @@ _QUOTED = re.compile(r"; (?=(?:key|record) )|\b(?=(?:record|row|key) [^\w\s]|(?:
 _FRAME = re.compile(r'\s*File "[^"\n]*", line \d+(?:, in [\w.<>]+)?')
 _ERROR_KEYS = frozenset(
     {
-        "error", "errors", "exception", "failure", "failure_message", "message", "root-exception", "stack-trace", "stacktrace",
-        "trace", "traceback",
+        "error", "errors", "exception", "failure", "failure_message", "last_failure", "message", "reason", "root-exception",
+        "stack-trace", "stacktrace", "trace", "traceback",
     }
 )
 """Names of fields whose texts are errors."""
@@ -57,6 +61,7 @@ _SIGNS = tuple(
     for sign in (
         *_ENDS.split("|"), *(f'"{key}":{space}"' for key in sorted(_ERROR_KEYS) for space in ("", " ")),
         '"errors":["', '"errors": ["', "record ", "row ", "key ", "DETAIL:", "CONTEXT:", "Key (",
+        "raised ", "FAILED: ", "failed: ", "declined: ", "pending: ",
     )
 )  # fmt: skip
 """A JSON text without any of these has nothing to be withheld. Each is looked for by itself: a pattern of all takes longer."""
@@ -85,7 +90,8 @@ def without_rows(text: str, *, is_error: bool = True) -> str:
 
 
 def _cut(line: str, beginning: re.Match[str] | None) -> _Cut:
-    for found in (beginning, *_CLASS.finditer(line)):
+    within = sorted((*_CLASS.finditer(line), *_LED_TO.finditer(line)), key=lambda found: found.end())
+    for found in (beginning, *within):
         if found is not None and found[1] not in QUOTES_NOTHING and found.end() < len(line):
             place = _PLACE.match(line, found.end())
             return _Cut(f"{line[: found.end() if place is None else place.end()].rstrip(': ')}: {WITHHELD}", is_cut=True)

@@ -73,6 +73,22 @@ TEXTS = {
     error_line(unsent_error(UNSENT, operator="made", subtask=1, receiver="next", receiver_subtask=0)): (
         f"InvalidRowError: operator 'made', subtask 1: {WITHHELD}"
     ),
+    "operator 'big', subtask 0: f (job.py:19) raised NoSuchCarrier: secret": (  # a class is known by where it stands, too
+        f"operator 'big', subtask 0: f (job.py:19) raised NoSuchCarrier: {WITHHELD}"
+    ),
+    "operator 'big', subtask 0: f (job.py:19) raised error: secret": (
+        f"operator 'big', subtask 0: f (job.py:19) raised error: {WITHHELD}"
+    ),
+    "the job has FAILED: NoSuchCarrier: secret; it keeps no checkpoint": f"the job has FAILED: NoSuchCarrier: {WITHHELD}",
+    "the job has ended, FAILED: orders.NoSuchCarrier: secret": f"the job has ended, FAILED: orders.NoSuchCarrier: {WITHHELD}",
+    "checkpoint 7 failed: NoSuchCarrier: secret": f"checkpoint 7 failed: NoSuchCarrier: {WITHHELD}",
+    "the job failed over while it was pending: Boom: secret": f"the job failed over while it was pending: Boom: {WITHHELD}",
+    "bbbb (0) declined: RowRefused: secret": f"bbbb (0) declined: RowRefused: {WITHHELD}",
+    "a subtask declined it: bbbb (0) declined: RowRefused: secret": (
+        f"a subtask declined it: bbbb (0) declined: RowRefused: {WITHHELD}"
+    ),
+    "the job has FAILED: WorkerLost: nothing was heard": "the job has FAILED: WorkerLost: nothing was heard",
+    "checkpoint 7 failed after 82 ms: declined": "checkpoint 7 failed after 82 ms: declined",
     "psycopg.errors.UniqueViolation: duplicate secret": f"psycopg.errors.UniqueViolation: {WITHHELD}",
     "WorkerLost: nothing was heard from the worker in slot 1": "WorkerLost: nothing was heard from the worker in slot 1",
     "Source: bids -> Sink: secret": "Source: bids -> Sink: secret",
@@ -90,9 +106,11 @@ def test_the_class_and_the_place_are_told(text: str) -> None:
 
 
 def test_what_is_said_to_be_an_error_begins_with_its_class_whatever_that_is() -> None:
-    told = {"error": "Boom: secret", "errors": ["Boom: secret"], "name": "Boom: no secret"}
-    found = json.loads(without_rows_in_json(json.dumps(told).encode()))
-    assert found == {"error": f"Boom: {WITHHELD}", "errors": [f"Boom: {WITHHELD}"], "name": "Boom: no secret"}
+    fields = ("error", "failure_message", "last_failure", "reason")
+    for field in fields:
+        found = json.loads(without_rows_in_json(json.dumps({field: "Boom: secret", "name": "Boom: no secret"}).encode()))
+        assert found == {field: f"Boom: {WITHHELD}", "name": "Boom: no secret"}
+    assert json.loads(without_rows_in_json(b'{"errors":["Boom: secret"]}')) == {"errors": [f"Boom: {WITHHELD}"]}
 
 
 def raised(record: object) -> list[Exception]:
@@ -137,6 +155,15 @@ def test_no_producer_of_errors_tells_a_viewer_a_record(record: object) -> None:
                 assert "secret" not in in_json
                 assert "secret" not in json.loads(without_rows_in_json(json.dumps({"stacktrace": text}).encode()))["stacktrace"]
         assert "in raised" in without_rows(stack_trace(located)), "frames stay"
+
+
+@pytest.mark.parametrize("name", ["NoSuchCarrier", "error"])
+def test_the_reason_why_a_row_was_skipped_is_told_without_it_whatever_the_class_is_called(name: str) -> None:
+    error = type(name, (Exception,), {})("no such card as secret")
+    located = user_error(error, operator="big", subtask=0, function=raised, record={"card": "secret"})
+    told = json.loads(without_rows_in_json(json.dumps({"first_skipped": located.message}).encode()))["first_skipped"]
+    assert "secret" not in told
+    assert told.endswith(f"raised {name}: {WITHHELD}")
 
 
 def test_what_quotes_nothing_is_not_copied() -> None:
