@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
@@ -11,11 +11,14 @@ from holdfast.api.flink import vertex_schemas as shapes
 from holdfast.api.flink import worker_schemas
 from holdfast.api.flink.render_jobs import vertex_of
 from holdfast.api.flink.render_vertices import subtask_of
-from holdfast.barriers.messages import CodeLine, SampledStack, TaskState
+from holdfast.barriers.messages import CodeLine, SampledStack, TaskState, WorkerAnswer
 from holdfast.coordinator.views import AnswerView, JobView
 
 SUBTASKS_MAX = 8
 """Subtasks of a vertex whose workers are asked for one graph; of more, as many that lie evenly among them."""
+
+LOOP = "Worker."
+"""Beginning of the functions of a worker's loop."""
 
 TERMINATED = -1
 """Flink's `endTimestamp` of a vertex that has no running subtask."""
@@ -50,14 +53,21 @@ def flame_graph(found: Sequence[AnswerView], vertex_id: str, kind: FlameGraphTyp
         return shapes.VertexFlameGraph(endTimestamp=TERMINATED, data=None)
     root = _Node("root")
     for view in found:
-        for stack in _of_loop(view.answer.stacks, vertex_id):
+        for stack in _of_loop(view.answer, vertex_id):
             root.add([view.answer.code[index] for index in stack.frames if index < len(view.answer.code)], _samples(stack, kind))
     return shapes.VertexFlameGraph(endTimestamp=max(view.as_of_ms for view in found), data=root.shape())
 
 
-def _of_loop(stacks: Iterable[SampledStack], vertex_id: str) -> list[SampledStack]:
-    loops = {stack.thread for stack in stacks if stack.vertex}
+def _of_loop(answer: WorkerAnswer, vertex_id: str) -> list[SampledStack]:
+    stacks = answer.stacks
+    loops = {stack.thread for stack in stacks if stack.vertex or _runs_loop(stack, answer.code)}
     return [stack for stack in stacks if stack.vertex == vertex_id or (not stack.vertex and stack.thread in loops)]
+
+
+def _runs_loop(stack: SampledStack, code: Sequence[CodeLine]) -> bool:
+    """Whether it is that of a worker's loop, by its own line: one that has nothing to do works for nobody while it is looked at."""
+    lines = (code[index] for index in stack.frames if index < len(code))
+    return any(line.own and line.function.startswith(LOOP) for line in lines)
 
 
 def _samples(stack: SampledStack, kind: FlameGraphType) -> int:

@@ -11,12 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.api.access.roles import Access, Caller, Role, classify
-from holdfast.api.flink.render_stacks import SUBTASKS_MAX, FlameGraphType, flame_graph, subtasks_to_ask
+from holdfast.api.flink.render_stacks import LOOP, SUBTASKS_MAX, FlameGraphType, flame_graph, subtasks_to_ask
 from holdfast.api.http.auth import check_request
 from holdfast.barriers import codec
 from holdfast.barriers.messages import QuestionKind, RegisterWorker, TaskState, WorkerAnswer, WorkerQuestion
 from holdfast.coordinator.dispatcher.reading.questions import Question
 from holdfast.coordinator.views import AnswerView
+from holdfast.operators.worker.loop import Worker
 from holdfast.statebackends.errors import (
     AccessDeniedError,
     FencedError,
@@ -148,6 +149,20 @@ def test_of_many_subtasks_some_are_asked() -> None:
     assert subtasks_to_ask(job, SINK, None) == [0, 12, 25, 37, 50, 62, 75, 87]
     assert len(subtasks_to_ask(job, SINK, None)) == SUBTASKS_MAX
     assert subtasks_to_ask(job, SINK, 99) == [99]
+
+
+def test_a_worker_that_only_waits_is_in_the_graph() -> None:
+    """In none of the looks it worked for anybody: its loop is known by where it waits. Its other threads are not the vertex's."""
+    answer = make_answer(QuestionKind.STACKS)
+    pool, loop = answer.stacks[0], replace(answer.stacks[1], vertex="", subtask=-1, idle=True, frames=(0,))
+    graph = flame_graph([AnswerView(replace(answer, stacks=(pool, loop)), 1)], SOURCE, FlameGraphType.FULL)
+    assert graph.data is not None
+    assert (graph.data.value, [each.name for each in graph.data.children]) == (12, ["Worker.run (/p/loop.py:10)"])
+    foreign = replace(answer.code[0], own=False)
+    users = flame_graph([AnswerView(replace(answer, stacks=(pool, loop), code=(foreign,)), 1)], SOURCE, FlameGraphType.FULL)
+    assert users.data is not None
+    assert users.data.value == 0, "a thread of the user's with a class of that name"
+    assert Worker.run.__qualname__.startswith(LOOP)
 
 
 def test_a_worker_may_say_anything(served: Served) -> None:
