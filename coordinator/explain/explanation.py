@@ -138,7 +138,7 @@ def _usual(facts: Facts, checkpoint: CheckpointView) -> Chain:
     if checkpoint.is_savepoint:
         return Chain([Cause(CauseKind.USUAL, "nothing is wrong with it; savepoints are not compared, since they store everything")])
     count = len(facts.before(checkpoint.checkpoint_id))
-    compared = f" of the {count} completed before it" if count >= 3 else "; too few have completed to compare it with"
+    compared = f", beside {count} others that completed" if count >= 3 else "; too few have completed to compare it with"
     return Chain([Cause(CauseKind.USUAL, f"within its usual range{compared}")])
 
 

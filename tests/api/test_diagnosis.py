@@ -252,7 +252,7 @@ def test_phases_causes_and_the_setting_are_printed(served: Served, built: Built)
 
 def test_a_healthy_checkpoint_raises_no_alarm(served: Served, built: Built) -> None:
     lines = holdfast(served, "explain", JOB).stdout.splitlines()
-    assert lines[-1] == "why     within its usual range of the 20 completed before it"
+    assert lines[-1] == "why     within its usual range, beside 20 others that completed"
     assert not any("above" in line for line in lines)
 
 
