@@ -135,6 +135,7 @@ def create_app(
         openapi_url=None,  # the document and the page are our own: see holdfast.api.docs
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # its redirection believes the request's host, and knows nothing of a proxy's TLS
     )
     _open_parts(app, service, settings, guard, membership)
     app.router.routes.extend(_routes(with_web=settings.flink_ui is not None))

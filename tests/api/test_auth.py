@@ -53,6 +53,15 @@ def test_scheme_is_case_insensitive(served: Served) -> None:
     assert served.http.request("GET", f"{served.url}/jobs", headers={"Authorization": f"bearer {TOKEN}"}).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs/", f"/v1/jobs/{JOB}/", "/jobs/overview/", "/docs/"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_nobody_is_sent_elsewhere_with_a_token_by_a_slash_too_many(served: Served, method: str, path: str) -> None:
+    """A redirection would name the scheme and the host as the request does: behind a proxy that speaks TLS, clear text."""
+    answer = served.request(method, path, headers={"Host": "elsewhere.example"}, redirect=False)
+    assert (answer.status, answer.headers.get("location")) == (404, None)
+    assert answer.headers["X-Holdfast-Error"] == "NotFoundError"
+
+
 def test_tokens_are_never_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         served.request("GET", "/jobs")
