@@ -565,6 +565,31 @@ def test_a_viewer_sees_no_rows_and_changes_nothing_until_its_token_is_revoked(
     log_in(browser, TOKEN)  # the form is there by itself
 
 
+def test_who_may_see_one_job_alone_is_led_to_it(browser: Browser, served: Served) -> None:
+    """Its token is refused lists of all jobs: no page may need one."""
+    asked = {"role": "viewer", "name": "team orders", "job": JOB}
+    issued = served.json("POST", "/v1/tokens", asked, status=201)
+    browser.button("Log out").click()
+    log_in(browser, issued["token"])
+    browser.until("no link to the job", lambda: "orders" in browser.find("main table").text)
+    assert "may not see" not in browser.text
+    assert browser.violations() == []
+    browser.find("main table a").click()
+    browser.settled("orders")
+    for part, title in (("", "orders"), ("/checkpoints", "Checkpoints"), ("/snapshots", "Snapshots"), ("/failures", "Failures")):
+        browser.go(f"jobs/{JOB}{part}")
+        browser.settled(title)
+        browser.until("no name", lambda: browser.find(".jobname").text == "orders")
+        assert "may not see" not in browser.text
+    early = served.json("POST", "/v1/tokens", {**asked, "job": "not submitted"}, status=201)
+    browser.go("")
+    browser.button("Log out").click()
+    log_in(browser, early["token"])
+    browser.until("nothing said of it", lambda: f"{early['job']} alone, which has not been submitted yet" in browser.text)
+    browser.button("Log out").click()
+    log_in(browser, TOKEN)
+
+
 def test_a_link_from_outside_leads_through_the_login_to_its_page(browser: Browser, served: Served) -> None:
     """Last: it logs out."""
     browser.button("Log out").click()

@@ -4,7 +4,7 @@ import { render } from "./vendor/preact/preact.mjs"
 import { useEffect, useRef, useState } from "./vendor/preact/hooks.mjs"
 import { html, link, Problem } from "./parts.js"
 import { currentSession, logIn, logOut } from "./session.js"
-import { usePoll, useViews } from "./polling.js"
+import { useViews } from "./polling.js"
 import { Jobs } from "./pages/jobs.js"
 import { Job } from "./pages/job.js"
 import { Vertex } from "./pages/vertex.js"
@@ -64,9 +64,8 @@ function Frame({ session, onLogOut }) {
     return () => removeEventListener("hashchange", moved)
   }, [])
   const jobId = place.values.job
-  const job = useViews(jobId ? [`v1/jobs/${jobId}/status`] : null, 1, 0)
-  const jobs = usePoll(jobId && !session.job ? "v1/jobs/overview" : null, 0)
-  const name = jobs.data?.jobs.find(each => each.jid === jobId)?.name || jobId
+  const job = useViews(jobId ? [`v1/jobs/${jobId}/config`] : null, 1, 0) // of no list, which a token for one job is refused
+  const name = job.data?.[0].name || jobId
   useEffect(() => { document.title = `${place.title}${jobId ? ` · ${name}` : ""} · Holdfast` }, [place, name])
   useEffect(() => {
     if (!isFirst.current) { main.current.querySelector("h1")?.focus({ preventScroll: true }); scrollTo(0, 0) }

@@ -4,7 +4,22 @@ import { html, Card, Fresh, link, Shown, Status, Table } from "../parts.js"
 import { count, duration, moment } from "../format.js"
 import { useViews } from "../polling.js"
 
-export function Jobs() {
+export const Jobs = ({ session }) => session.job ? html`<${OneJob} jobId=${session.job} />` : html`<${AllJobs} />`
+
+// Of a token for one job alone, which is refused every list. It may have been issued before the job is submitted for the first time.
+function OneJob({ jobId }) {
+  const poll = useViews([`v1/jobs/${jobId}`])
+  return html`<div class="title"><h1 tabindex="-1">Jobs</h1><${Fresh} poll=${poll} /></div>
+    <${Shown} poll=${poll} missing=${`Your token is for job ${jobId} alone, which has not been submitted yet.`}>${rows => html`
+      <${Card} title="The job that your token is for"><${Table} caption="Jobs" rows=${rows} columns=${[
+        ["Job", each => html`<a href=${link("jobs", each.jid)}>${each.name}</a>`],
+        ["State", each => html`<${Status} of=${each.state} />`],
+        ["Started", each => moment(each["start-time"]), "time"],
+        ["For", each => duration(each.duration), "number"],
+      ]} /><//>`}<//>`
+}
+
+function AllJobs() {
   const poll = useViews(["v1/jobs/overview", "v1/totals", "v1/overview"])
   return html`<div class="title"><h1 tabindex="-1">Jobs</h1><${Fresh} poll=${poll} /></div>
     <${Shown} poll=${poll}>${([{ jobs }, totals, overview]) => {
