@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.barriers.messages import SubtaskKey
+from holdfast.barriers.messages import CheckpointKind, SubtaskKey
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.advice import advise
-from holdfast.coordinator.explain.facts import Facts, shown
+from holdfast.coordinator.explain.facts import Facts, shown, snapshot_name
 from holdfast.coordinator.explain.failed import explain_failed
 from holdfast.coordinator.explain.functions import explain_function
 from holdfast.coordinator.explain.kept import show_kept
@@ -74,10 +74,10 @@ def _absent(facts: Facts) -> Explanation:
         text = f"nothing holds it up: it is due {when}"
         return _explanation(facts, None, "missing", "the next checkpoint is not due yet", Chain([Cause(CauseKind.USUAL, text)]))
     summary = "no checkpoint is triggered"
-    latest = facts.stats.latest_completed
-    if latest is not None:
-        age = duration_text(max(0, facts.job.now_ms - latest.trigger_ms))
-        summary += f"; the newest completed one, {latest.checkpoint_id}, began {age} ago"
+    cut = facts.situation.cut  # as health has it: the newest on record may be deleted, as of a job that was stopped
+    if cut is not None:
+        name = cut.checkpoint_id if cut.kind is CheckpointKind.CHECKPOINT else snapshot_name(cut)
+        summary += f"; the newest completed one, {name}, began {duration_text(max(0, facts.job.now_ms - cut.timestamp_ms))} ago"
     return _explanation(facts, None, "missing", summary, chain, advise(facts, chain.causes[-1].kind))
 
 

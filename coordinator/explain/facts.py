@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from holdfast.barriers.messages import CheckpointKind, SubtaskKey, TaskState, clip, printable
-from holdfast.coordinator.explain.records import Phase, PhaseView, Place, Situation
+from holdfast.coordinator.explain.records import CutView, Phase, PhaseView, Place, Situation
 from holdfast.coordinator.explain.usual import Usual, is_unusual, median_of_known
 from holdfast.coordinator.figures import duration_text
 from holdfast.coordinator.views import CheckpointPhases, CheckpointView, SubtaskCheckpointView, SubtaskView
@@ -23,6 +23,10 @@ TEXT_BYTES_MAX = 400
 def shown(text: str, bytes_max: int = NAME_BYTES_MAX) -> str:
     """A foreign text on one line, of bounded length."""
     return clip(printable(" ".join(clip(text, 4 * bytes_max).split())), bytes_max)
+
+
+def snapshot_name(cut: CutView) -> str:
+    return f"{cut.kind.value.replace('_', '-')} {cut.checkpoint_id}"
 
 
 def silence_text(slot: int, silent_ms: int) -> str:

@@ -16,7 +16,7 @@ from holdfast.barriers.sinks.log import DISCARDS_PROPERTY
 from holdfast.coordinator.drills.records import DrillState, DrillView, Verification, drilled_ms, verified_ms
 from holdfast.coordinator.explain.absent import explain_absent
 from holdfast.coordinator.explain.bottleneck import LOW_ABOVE, STANDS_MS, busiest_start, find_bottleneck, longest_call
-from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, silence_text
+from holdfast.coordinator.explain.facts import TEXT_BYTES_MAX, Facts, shown, silence_text, snapshot_name
 from holdfast.coordinator.explain.positions import SourcePlaces
 from holdfast.coordinator.explain.records import (
     PLACES_SHOWN_MAX,
@@ -106,11 +106,11 @@ def _safe_at_its_end(facts: Facts, ended: tuple[Verdict, str], cut: CutView | No
     if cut is None:
         return SafeView(verdict, f"{why}; it keeps no checkpoint")
     if _is_gone(facts):
-        return SafeView(verdict, f"{why}; it kept {_name(cut)}, {GONE}")
+        return SafeView(verdict, f"{why}; it kept {snapshot_name(cut)}, {GONE}")
     drills, verifications = facts.situation.drills, facts.situation.verifications
     return SafeView(
         verdict=verdict,
-        why=f"{why}; it keeps {_name(cut)}, which began {duration_text(age_ms)} ago",
+        why=f"{why}; it keeps {snapshot_name(cut)}, which began {duration_text(age_ms)} ago",
         checkpoint_id=cut.checkpoint_id,
         age_ms=age_ms,
         verified_ms=verified_ms(drills, verifications),
@@ -123,10 +123,6 @@ def _is_gone(facts: Facts) -> bool:
     """Somebody has deleted what a job kept that has ended."""
     positions, cut = facts.situation.positions, facts.situation.cut
     return positions is not None and cut is not None and positions.is_gone and positions.checkpoint_id == cut.checkpoint_id
-
-
-def _name(cut: CutView) -> str:
-    return f"{cut.kind.value.replace('_', '-')} {cut.checkpoint_id}"
 
 
 def _damage(facts: Facts, cut: CutView | None) -> str:
@@ -303,8 +299,8 @@ def _resume(facts: Facts) -> ResumeView:
         place = "it keeps no checkpoint" if ended is not None else "from the beginning of its sources"
         return ResumeView(verdict, f"{place}; {why}", may_repeat=repeats)
     if ended is not None and _is_gone(facts):
-        return ResumeView(verdict, f"it kept {_name(cut)}, {GONE}; {why}")
-    text = f"{'from' if ended is None else 'it keeps'} {_name(cut)}; {why}"
+        return ResumeView(verdict, f"it kept {snapshot_name(cut)}, {GONE}; {why}")
+    text = f"{'from' if ended is None else 'it keeps'} {snapshot_name(cut)}; {why}"
     found = facts.situation.positions
     return ResumeView(
         verdict,

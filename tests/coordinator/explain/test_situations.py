@@ -834,3 +834,14 @@ def test_the_end_of_a_job_is_no_alarm_unless_it_failed(state: str, is_usual: boo
     absent(it, None, state)
     found = explain(it.made())
     assert (found.first_cause.kind, found.is_usual, found.setting) == (CauseKind.STOPPED, is_usual, None)
+
+
+def test_of_a_job_without_a_next_checkpoint_the_snapshot_that_it_goes_back_to_is_named() -> None:
+    """As `holdfast status` names it: what a stopped job has completed besides is deleted."""
+    it = Built()
+    absent(it, None, "FINISHED")
+    assert it.cut is not None
+    it.cut = replace(it.cut, checkpoint_id=92, kind=CheckpointKind.STOP_SAVEPOINT, timestamp_ms=NOW - 2_000)
+    assert explain(it.made()).summary == "no checkpoint is triggered; the newest completed one, stop-savepoint 92, began 2.0 s ago"
+    it.cut = None
+    assert explain(it.made()).summary == "no checkpoint is triggered"
