@@ -260,11 +260,12 @@ def _plan(job_id: str, same: _SameGraph) -> schemas.Plan:
 def job_exceptions(view: JobView, exceptions_max: int) -> schemas.JobExceptions:
     names = {vertex.vertex_id: vertex.name for vertex in view.vertices}
     parallelism = {vertex.vertex_id: vertex.parallelism for vertex in view.vertices}
-    shown = view.exceptions[:exceptions_max]
+    known = view.exceptions or _on_record(view)
+    shown = known[:exceptions_max]
     job_id = view.overview.job_id
     entries = [_exception(each, _task_name(each, names, parallelism), job_id) for each in shown]
     newest = entries[0] if entries else None
-    truncated = len(view.exceptions) > len(shown)
+    truncated = len(known) > len(shown)
     return schemas.JobExceptions(
         root_exception=newest.stacktrace if newest else None,
         timestamp=newest.timestamp if newest else None,
@@ -276,6 +277,13 @@ def job_exceptions(view: JobView, exceptions_max: int) -> schemas.JobExceptions:
         truncated=truncated,
         exceptionHistory=schemas.ExceptionHistory(entries=entries, truncated=truncated),
     )
+
+
+def _on_record(view: JobView) -> tuple[ExceptionView, ...]:
+    """The failure that ended a job, of which this coordinator has seen none: its records tell that one, without task and trace."""
+    if view.overview.state != "FAILED" or not view.failure:
+        return ()
+    return (ExceptionView(view.failure, "", view.overview.end_ms, "", -1, "", view.attempt),)
 
 
 def _task_name(view: ExceptionView, names: Mapping[str, str], parallelism: Mapping[str, int]) -> str | None:

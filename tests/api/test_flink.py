@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.api.flink import checkpoint_schemas, render_checkpoints
+from holdfast.api.flink.render_jobs import job_exceptions
 from holdfast.api.flink.schemas import RequestBody
 from holdfast.api.flink.serialized_throwable import serialize_throwable
 from holdfast.barriers.jobgraph import JobConfig
@@ -17,7 +18,19 @@ from holdfast.barriers.latency import LatencyStats
 from holdfast.barriers.messages import CheckpointKind, OperatorMetrics, SplitMetrics, SubtaskMetrics, TaskState
 from holdfast.barriers.tunable import CheckpointMode
 from holdfast.coordinator.views import RestoredView, SubtaskView, TriggerView
-from tests.api.fakes import JOB, NAME, SINK, SOURCE, TRIGGER, FakeCoordinator, Served, make_checkpoint, make_graph
+from tests.api.fakes import (
+    JOB,
+    NAME,
+    SINK,
+    SOURCE,
+    TRIGGER,
+    FakeCoordinator,
+    Served,
+    make_checkpoint,
+    make_graph,
+    make_job,
+    make_overview,
+)
 
 SIZES = {
     "checkpointed_size",
@@ -333,6 +346,20 @@ def test_job_exceptions(served: Served, prefix: str) -> None:
         "concurrentExceptions",
     }
     assert (entry["exceptionName"], entry["taskName"], entry["timestamp"]) == ("UserFunctionError", "v (1/1)", 4_000)
+
+
+def test_why_a_job_failed_that_is_only_on_record_is_an_exception_of_it() -> None:
+    """A coordinator that did not lead it knows the end alone: clients of Flink ask here for its cause."""
+    ended = replace(make_overview("FAILED"), end_ms=9_000)
+    view = replace(make_job("FAILED"), overview=ended, exceptions=(), failure="UserFunctionError: boom: bang")
+    found = job_exceptions(view, 20)
+    assert (found.root_exception, found.timestamp, found.all_exceptions) == ("UserFunctionError: boom: bang", 9_000, [])
+    (entry,) = found.exceptionHistory.entries
+    assert (entry.exceptionName, entry.taskName, entry.location) == ("UserFunctionError", None, None)
+    assert job_exceptions(view, 0).truncated
+    for state, failure in (("CANCELED", "x"), ("RUNNING", None), ("FAILED", None)):
+        other = replace(view, overview=make_overview(state), failure=failure)
+        assert job_exceptions(other, 20).root_exception is None
 
 
 def test_job_exceptions_without_a_task(served: Served) -> None:
