@@ -98,8 +98,8 @@ _BEFORE_THE_END = (TaskState.CREATED, TaskState.SCHEDULED, TaskState.DEPLOYING, 
 
 def _time_in_states(view: SubtaskView, now_ms: int) -> dict[str, int]:
     entered = sorted((at_ms, str(state)) for state, at_ms in view.timestamps.items() if at_ms >= 0)
-    left = [at_ms for at_ms, _ in entered[1:]] + [view.end_ms if view.end_ms >= 0 else now_ms]
-    spent = {state: max(0, until - since) for (since, state), until in zip(entered, left, strict=True)}
+    ends = [at_ms for at_ms, _ in entered[1:]] + [view.end_ms if view.end_ms >= 0 else now_ms]
+    spent = {state: max(0, until - since) for (since, state), until in zip(entered, ends, strict=False)}  # none entered: one end
     return {str(state): spent.get(str(state), schemas.UNKNOWN) for state in _BEFORE_THE_END}
 
 

@@ -362,6 +362,20 @@ def test_why_a_job_failed_that_is_only_on_record_is_an_exception_of_it() -> None
         assert job_exceptions(other, 20).root_exception is None
 
 
+@pytest.mark.parametrize("path", ["", "/taskmanagers", "/subtasks/0", "/subtasktimes", "/subtasks/metrics", "/accumulators"])
+def test_a_vertex_of_which_no_time_is_known_is_shown(
+    served: Served, monkeypatch: pytest.MonkeyPatch, prefix: str, path: str
+) -> None:
+    """Of a job that is only on record, or that no worker has been given yet."""
+    job = make_job("FAILED")
+    untold = tuple(replace(each, timestamps={}, start_ms=-1) for each in job.vertices[0].subtasks)
+    view = replace(job, vertices=(replace(job.vertices[0], subtasks=untold), job.vertices[1]))
+    monkeypatch.setattr(FakeCoordinator, "job", lambda self, job_id: view)
+    found = served.json("GET", f"{prefix}/jobs/{JOB}/vertices/{SOURCE}{path}")
+    if path == "/subtasks/0":
+        assert set(found["status-duration"].values()) == {-1}
+
+
 def test_job_exceptions_without_a_task(served: Served) -> None:
     entries = served.json("GET", f"/jobs/{JOB}/exceptions")["exceptionHistory"]["entries"]
     assert (entries[1]["taskName"], entries[1]["stacktrace"]) == (None, "WorkerLost: slot 0")
