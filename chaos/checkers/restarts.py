@@ -141,6 +141,8 @@ class RestartsChecker(Checker):
         """By epoch."""
         self._behind: dict[int, int] = {}
         """Attempt -> newest epoch when it came on record: its leader may have read the records before."""
+        self._is_unsure = False
+        """A fault began since the last look: its leader may not know yet what it did."""
         self._clocks_jumped = False
         """Failures under a former leader may count for longer or shorter: their times are on record in wall-clock time."""
 
@@ -166,6 +168,7 @@ class RestartsChecker(Checker):
             case Led():
                 self._led(observation)
             case Lifecycle() | FaultBegan():
+                self._is_unsure = True
                 for awaited in self._awaited.values():
                     awaited.ready_ms = None  # its leader, or a worker or its stream, may be away, and back before the next look
                 self._clocks_jumped |= isinstance(observation, FaultBegan) and observation.kind == "clock_jump"
@@ -341,8 +344,9 @@ class RestartsChecker(Checker):
         now_ms = self.world.now_ms
         hosts = self.world.coordinators() if self._awaited else []
         asleep = {service.epoch for host in hosts if host.process.paused for service in host.services}
+        is_sure, self._is_unsure = not self._is_unsure, False
         for epoch, awaited in list(self._awaited.items()):
-            if epoch not in asleep and self._waits_for_nothing(self.master_of(epoch), awaited.attempt):
+            if is_sure and epoch not in asleep and self._waits_for_nothing(self.master_of(epoch), awaited.attempt):
                 awaited.ready_ms = now_ms if awaited.ready_ms is None else awaited.ready_ms
                 if self._check_late(awaited, now_ms):
                     del self._awaited[epoch]

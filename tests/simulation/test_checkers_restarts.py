@@ -130,7 +130,10 @@ def test_what_is_not_the_users_may_restart_at_once(pause_ms: int) -> None:
     assert job.violations == []
 
 
-@pytest.mark.parametrize("wait", ["workers", "preparation", "an undecided id", "its process", "a stream", "a leader that sleeps"])
+@pytest.mark.parametrize(
+    "wait",
+    ["workers", "preparation", "an undecided id", "its process", "a stream", "a stream that seems open", "a leader that sleeps"],
+)
 def test_a_deployment_that_has_to_wait_is_not_too_late(wait: str) -> None:
     job = Restarting()
     job.is_ready = wait != "workers"
@@ -147,6 +150,11 @@ def test_a_deployment_that_has_to_wait_is_not_too_late(wait: str) -> None:
         job.wait(90)
         job.tell(FaultBegan(job.now_ms, 0, "break_stream"))
         job.now_ms = 130
+    elif wait == "a stream that seems open":  # its leader learns of its end behind the checker's look
+        job.wait(90)
+        job.tell(FaultBegan(job.now_ms, 0, "break_stream"))
+        job.wait(100)
+        job.now_ms = 150
     else:
         job.wait(5_000)
     job.deploy()
