@@ -45,7 +45,7 @@ bench: setup
 
 chaos: setup
 	@$(PYTHON) -m holdfast chaos sim --seeds $(SEEDS) $(ARGS)
-	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4
+	@$(PYTHON) -m holdfast chaos sim --workload long --seeds 4 --seed-timeout 600
 	@$(PYTHON) -m holdfast chaos sim --sabotage all
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -m endurance
 	@HOLDFAST_EXAMPLES=8 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
