@@ -22,7 +22,7 @@ from holdfast.statebackends.row_tables.probe import MatchFilter, Probe, matches_
 from holdfast.statebackends.row_tables.run import Mask, Matches, Numbers, RowColumns, Run, RunContents, namespaces_of
 from holdfast.statebackends.row_tables.scan import Scan
 from holdfast.statebackends.row_tables.time_order import TimeOrder
-from holdfast.statebackends.row_tables.type_text import unkept_column
+from holdfast.statebackends.row_tables.type_text import unreadable_column
 from holdfast.statebackends.state import NO_TIME, KeyColumn, RowMatches, RowTableStateDescriptor
 from holdfast.statebackends.storage.failures import refusal
 
@@ -510,7 +510,7 @@ def check_row_table(descriptor: RowTableStateDescriptor) -> None:
     for name in names:
         if not name or names.count(name) > 1:
             raise InvalidConfigError(f"state {descriptor.name!r}: column {name!r} is empty or there twice", state=descriptor.name)
-    if (column := unkept_column(descriptor.schema)) is not None:
+    if (column := unreadable_column(descriptor.schema)) is not None:
         raise InvalidConfigError(
             f"state {descriptor.name!r}: column {column.name!r} is {column.type}, which a row table can't keep: cast it",
             state=descriptor.name,

@@ -48,11 +48,16 @@ def fields_of_text(text: str) -> list[pa.Field] | None:
 
 
 def unkept_column(schema: pa.Schema) -> pa.Field | None:
-    """The first column whose type a row table can't keep: its text is not known here, or no snapshot of it could be read again."""
+    """The first column that an operator's row table can't keep: its type has no text here, or as `unreadable_column`."""
     for field in schema:
         if fields_of_text(row_table_text(pa.schema([field]))) is None or _is_unreadable(field.type):
             return field
     return None
+
+
+def unreadable_column(schema: pa.Schema) -> pa.Field | None:
+    """The first column of which no snapshot could be written, or be read again."""
+    return next((field for field in schema if _is_unreadable(field.type)), None)
 
 
 def _is_unreadable(kind: pa.DataType) -> bool:
@@ -64,7 +69,7 @@ def _is_unreadable(kind: pa.DataType) -> bool:
 
 
 def _children(kind: pa.DataType) -> list[pa.DataType]:
-    """Types within one that has a text."""
+    """Types within one."""
     if pa.types.is_struct(kind):
         return [kind.field(index).type for index in range(kind.num_fields)]
     if pa.types.is_map(kind):
