@@ -180,6 +180,8 @@ class Sidecar:
     url: str
     token: str
     process: psutil.Process
+    state: Path
+    """The state directory."""
     authorities: str | None = None
     """Certificates that its clients trust; None: it has no TLS."""
 
@@ -202,7 +204,7 @@ def serving(root: Path = ROOT, *, tls: bool = False) -> Iterator[Sidecar]:
         try:
             facts = json.loads(first_line(process, "the sidecar", START_SECONDS_MAX, errors))
             trusted = (state / CA_FILE).read_text() if tls else None
-            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid), trusted)
+            yield Sidecar(facts["url"], Path(facts["token_file"]).read_text(), psutil.Process(process.pid), state, trusted)
         finally:
             end(process, END_SECONDS_MAX)
 

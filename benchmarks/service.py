@@ -139,7 +139,7 @@ def measure_load(load: Load, seconds: float) -> Row:
             rss_late = sidecar.process.memory_info().rss
             cpu, ended_ms = sidecar.cpu_seconds() - cpu, time.time() * 1000
             completed, durations = _completed(client, jobs, began_ms, ended_ms)
-            raw = _storage_cpu_s(Path(sidecar.process.cmdline()[-1]), cores[:1]) * load.jobs * 1000 / INTERVAL_MS
+            raw = _storage_cpu_s(sidecar.state, cores[:1]) * load.jobs * 1000 / INTERVAL_MS
         finally:
             for job in jobs:
                 job.close(client)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address, ip_network
 
-_OF_ONE_MACHINE_BITS = 64
-"""Of IPv6: the smallest network that is given away, in which a machine picks its addresses (RFC 4291, 2.5.1)."""
+IPV6_PREFIX_BITS = 64
+"""Of a subnet, within which a machine chooses its addresses itself, as many as it likes (RFC 4291, 2.5.1)."""
 
 
 def network_of(host: str) -> str:
@@ -18,4 +18,4 @@ def network_of(host: str) -> str:
         return str(address)
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    return str(ip_network((address, _OF_ONE_MACHINE_BITS), strict=False))
+    return str(ip_network((address, IPV6_PREFIX_BITS), strict=False))

@@ -283,7 +283,10 @@ def _on_record(view: JobView) -> tuple[ExceptionView, ...]:
     """The failure that ended a job, of which this coordinator has seen none: its records tell that one, without task and trace."""
     if view.overview.state != "FAILED" or not view.failure:
         return ()
-    return (ExceptionView(view.failure, "", view.overview.end_ms, "", -1, "", view.attempt),)
+    failure = ExceptionView(
+        view.failure, traceback="", timestamp_ms=view.overview.end_ms, vertex="", subtask=-1, worker="", attempt=view.attempt
+    )
+    return (failure,)
 
 
 def _task_name(view: ExceptionView, names: Mapping[str, str], parallelism: Mapping[str, int]) -> str | None:

@@ -46,8 +46,7 @@ from holdfast.statebackends.errors import (
 )
 
 OUTBOX_COMMANDS_MAX = 1_000
-"""Newest commands of a session that are kept for a stream that is resumed: from the last deployment but one on, at
-most."""
+"""Newest commands of a session that are kept for a stream that is resumed; none before the last deployment but one."""
 
 
 class Outbox:

@@ -259,7 +259,7 @@ def _requests(job: RecordedJob, points: Sequence[RecordedCheckpoint], placed: _P
     if config.checkpoint_interval_ms is None:
         return None
     newest, interval_ms = points[0], max(config.checkpoint_interval_ms, config.min_pause_ms)
-    own = [fact for fact in placed.folders.get(newest.checkpoint_id, ()) if not fact.path.rpartition("/")[2].startswith("_")]
+    own = [fact for fact in placed.folders[newest.checkpoint_id] if not fact.path.rpartition("/")[2].startswith("_")]
     written = len(own) + sum(writer_of(name) == newest.checkpoint_id for name in placed.shared)
     rate = HOUR_MS / interval_ms
     return Requests(

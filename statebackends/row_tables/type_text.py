@@ -49,32 +49,20 @@ def fields_of_text(text: str) -> list[pa.Field] | None:
 
 def unkept_column(schema: pa.Schema) -> pa.Field | None:
     """The first column that an operator's row table can't keep: its type has no text here, or as `unreadable_column`."""
-    for field in schema:
-        if fields_of_text(row_table_text(pa.schema([field]))) is None or _is_unreadable(field.type):
-            return field
-    return None
+    return next((each for each in schema if fields_of_text(row_table_text(pa.schema([each]))) is None), unreadable_column(schema))
 
 
 def unreadable_column(schema: pa.Schema) -> pa.Field | None:
-    """The first column of which no snapshot could be written, or be read again."""
+    """The first column of which no savepoint could be written, or no snapshot be restored."""
     return next((field for field in schema if _is_unreadable(field.type)), None)
 
 
 def _is_unreadable(kind: pa.DataType) -> bool:
-    """Whether restores and savepoints lack what this type needs: pyarrow selects no rows of views, Parquet has no empty groups."""
+    """Whether it has a view, of which pyarrow takes no rows, or a struct without fields, which Parquet does not have."""
     types = pa.types
     if types.is_string_view(kind) or types.is_binary_view(kind) or (types.is_struct(kind) and not kind.num_fields):
         return True
-    return any(_is_unreadable(child) for child in _children(kind))
-
-
-def _children(kind: pa.DataType) -> list[pa.DataType]:
-    """Types within one."""
-    if pa.types.is_struct(kind):
-        return [kind.field(index).type for index in range(kind.num_fields)]
-    if pa.types.is_map(kind):
-        return [kind.key_type, kind.item_type]
-    return [kind.value_type] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+    return any(_is_unreadable(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def stored_name(name: str) -> str:
